@@ -1,0 +1,47 @@
+"""Plait: adaptive, shared, multi-way stream joins on Apache Spark.
+
+A query's way (planning; plain Python, frozen data):
+
+    SQL text → sql/ (Catalyst plan → JoinGraph) → order/ (one query) → share/ (many queries) → Plan
+
+A row's way (`runtime/epoch.py` holds it as one visible tuple of steps; an epoch is one micro-batch):
+
+    source → bucketise → exchange → append to its store → probe by the plan, hop by hop
+           → materialise → commit (manifest) → sinks → observe → next epoch's plan
+
+Planning and execution never import each other: they meet in `query/plan.py`.
+"""
+
+from plait.config import Config
+from plait.engine import Engine, QueryHandle, Run
+from plait.errors import (
+    CheckpointError,
+    ConfigError,
+    CorruptionError,
+    PipelineError,
+    PlaitError,
+    QueryError,
+    SourceError,
+    StorageError,
+    StreamError,
+)
+from plait.runtime.session import session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "Config",
+    "ConfigError",
+    "CorruptionError",
+    "Engine",
+    "PipelineError",
+    "PlaitError",
+    "QueryError",
+    "QueryHandle",
+    "Run",
+    "SourceError",
+    "StorageError",
+    "StreamError",
+    "session",
+]

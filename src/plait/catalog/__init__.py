@@ -1,0 +1,1 @@
+"""2 WHICH QUERIES LIVE: what a checkpoint was made for."""

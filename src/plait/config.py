@@ -1,0 +1,103 @@
+"""Every knob, its default and why.  A `Config` is frozen; each field can also be set as `spark.plait.<field>`.
+
+>>> Config(tasks=4).tasks
+4
+>>> Config(probe="random")
+Traceback (most recent call last):
+    ...
+plait.errors.ConfigError: [CONFIG] probe='random' is not known — use one of: factorised, iterative
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plait.errors import ConfigError
+
+KEY_GROUPS = 1024
+"""Key groups per store: the finest grain in which tasks can own a store.  Part of the checkpoint format."""
+
+PROBES = ("factorised", "iterative")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How an engine runs.  Any field may differ from one run to the next on the same checkpoint."""
+
+    tasks: int | None = None
+    """Join tasks per epoch; None takes Spark's default parallelism (the cores, on one machine)."""
+
+    probe: str = "factorised"
+    """`factorised` looks consecutive probes on one key up together and expands once (paper 004);
+    `iterative` expands after every probe, as papers 000 and 002 do."""
+
+    fan_in: int = 4
+    """Runs of one tier that are merged into one of the next: fewer runs to probe against more rewriting."""
+
+    chunk_rows: int = 1 << 18
+    """Result rows materialised at a time: what a hot key can cost in memory, and what fits the CPU cache."""
+
+    snapshot_every: int = 16
+    """Every n-th manifest is a full snapshot, so that a restart reads at most n of them."""
+
+    gc_grace_seconds: float = 600.0
+    """Age after which a file that no manifest names is deleted: longer than any task can still be writing."""
+
+    sync: bool = True
+    """fsync files before they are named in a manifest.  Off, a power cut (not a crash) can lose a commit."""
+
+    state_dir: str | None = None
+    """Where segments live; None is `<checkpoint>/state`.  A tmpfs path gives a store in memory."""
+
+    history: int = 128
+    """Progress reports kept for `run.recent_progress`."""
+
+    def __post_init__(self) -> None:
+        if self.probe not in PROBES:
+            raise ConfigError("CONFIG", f"probe={self.probe!r} is not known", f"use one of: {', '.join(PROBES)}")
+        _in_range("tasks", self.tasks, 1, KEY_GROUPS, optional=True)
+        _in_range("fan_in", self.fan_in, 2, 64)
+        _in_range("chunk_rows", self.chunk_rows, 1, 1 << 26)
+        _in_range("snapshot_every", self.snapshot_every, 1, 10_000)
+        _in_range("gc_grace_seconds", self.gc_grace_seconds, 0, float("inf"))
+        _in_range("history", self.history, 1, 1_000_000)
+
+    def with_spark_settings(self, settings: Mapping[str, str]) -> Config:
+        """Fields named `spark.plait.<field>` in `settings` override those of this config.
+
+        >>> Config().with_spark_settings({"spark.plait.tasks": "3"}).tasks
+        3
+        """
+        known = {f.name: f for f in dataclasses.fields(self)}
+        changes: dict[str, Any] = {}
+        for key, text in settings.items():
+            if not key.startswith("spark.plait."):
+                continue
+            name = key.removeprefix("spark.plait.")
+            if name not in known:
+                raise ConfigError("CONFIG", f"{key} is not a setting of Plait", f"known: {', '.join(sorted(known))}")
+            changes[name] = _parse(key, text, str(known[name].type))
+        return dataclasses.replace(self, **changes)
+
+
+def _in_range(name: str, value: float | None, low: float, high: float, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError("CONFIG", f"{name}={value!r} is out of range", f"give a number from {low:g} to {high:g}")
+
+
+def _parse(key: str, text: str, kind: str) -> Any:
+    try:
+        if "None" in kind and text.lower() in ("", "none"):
+            return None
+        if kind.startswith("bool"):
+            return {"true": True, "false": False}[text.lower()]
+        if kind.startswith("int"):
+            return int(text)
+        return float(text) if kind.startswith("float") else text
+    except (ValueError, KeyError):
+        raise ConfigError("CONFIG", f"{key}={text!r} cannot be read as {kind}", "correct the value") from None

@@ -1,0 +1,243 @@
+"""The façade: `Engine` takes streams and queries, `Run` is the engine at work, `QueryHandle` one query of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import deque
+from functools import partial, reduce
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from plait.catalog.registry import catalog_of, refuse_changes
+from plait.config import Config
+from plait.errors import PlaitError, QueryError, StreamError
+from plait.explain import explain
+from plait.order.orders import fixed
+from plait.query.graph import JoinGraph
+from plait.query.plan import Plan
+from plait.query.relation import Relation
+from plait.runtime.bucketise import bucketised
+from plait.runtime.epoch import Driver, run_epoch
+from plait.runtime.failures import translated
+from plait.runtime.rows import ResultRows
+from plait.runtime.sinks import Keep, Sink, make_sink
+from plait.share.probe_trees import build_plan
+from plait.sql.catalyst import read_graph, relation_of
+from plait.state.checkpoint import Checkpoint
+
+
+class Engine:
+    """Joins registered streams by registered queries, all in one Spark streaming query.
+
+    Everything durable lies below `checkpoint`; starting again on it continues exactly where the last commit was.
+    One engine at a time holds a checkpoint; use it in a `with` block, or call `close()`.
+    """
+
+    def __init__(self, spark: SparkSession, checkpoint: str, config: Config | None = None) -> None:
+        if not hasattr(spark, "_jsparkSession"):
+            raise StreamError("SPARK_CONNECT", "a Spark Connect session has no Catalyst to ask", "use a classic session")
+        self.spark = spark
+        settings = {k: v for k, v in spark.sparkContext.getConf().getAll() if k.startswith("spark.plait.")}
+        self.config = (config or Config()).with_spark_settings(settings)
+        self.checkpoint = Checkpoint(checkpoint, self.config).open()
+        self._frames: dict[str, DataFrame] = {}
+        self._relations: dict[str, Relation] = {}
+        self._graphs: dict[str, JoinGraph] = {}
+        self._sinks: dict[str, Sink] = {}
+        self._run: Run | None = None
+
+    def stream(self, name: str, df: DataFrame, ttl: str | None = None) -> None:
+        """Registers a streaming DataFrame.  Its watermark comes from `df.withWatermark`; `ttl` bounds its state.
+
+        With a TTL a row can be matched for that long after the epoch in which it arrived.
+        """
+        self._refuse_if_running("a stream cannot be added")
+        if name in self._relations:
+            raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
+        self._relations[name] = relation_of(name, df, ttl)
+        self._frames[name] = df
+
+    def query(self, name: str, sql: str) -> QueryHandle:
+        """Registers a query over the streams; it is read, checked and planned at once, and runs from `start` on."""
+        self._refuse_if_running("a query cannot be added")
+        if name in self._graphs:
+            raise QueryError("DUPLICATE_QUERY", f"a query called {name!r} is registered already", "use another name")
+        if not name.isidentifier():
+            raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
+        schemas = {stream: df.schema for stream, df in self._frames.items()}
+        self._graphs[name] = read_graph(self.spark, self._relations, schemas, sql)
+        self._sinks[name] = Keep()
+        return QueryHandle(self, name)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan for all registered queries together."""
+        if not self._graphs:
+            raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
+        orders = {name: fixed(graph) for name, graph in self._graphs.items()}
+        return build_plan(self._graphs, self._relations, orders, tuple(self._relations))
+
+    def explain(self, format: str = "text") -> str:
+        """The join graphs, stores, probe orders and exchanges, as `text`, `json` or `dot`."""
+        return explain(self.plan, self._graphs, self._relations, format)
+
+    def start(self, available_now: bool = False, every: str | None = None) -> Run:
+        """Starts all queries: over what is available now, or for ever (`every` fixes the pace, such as "1 second")."""
+        self._refuse_if_running("it cannot be started")
+        if available_now and every is not None:
+            raise StreamError("TRIGGER", "available_now and every exclude each other", "give one of them")
+        plan = self.plan
+        self._check_catalog(plan)
+        rows = ResultRows(self.spark, plan, self.checkpoint)
+        driver = Driver(
+            spark=self.spark,
+            plan=plan,
+            checkpoint=self.checkpoint,
+            config=self.config,
+            sinks=self._sinks,
+            rows=rows,
+            live=self.checkpoint.log.live(),
+            verified_dir=_verified_dir(self.checkpoint),
+            watermark_policy=self.spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min") or "min",
+            progress=deque(maxlen=self.config.history),
+        )
+        buckets = reduce(DataFrame.union, [bucketised(self._frames[i.relation], i) for i in plan.inputs])
+        writer = (
+            buckets.writeStream.queryName(f"plait-{self.checkpoint.id[:8]}-{self.checkpoint.token}")
+            .option("checkpointLocation", f"file://{os.path.abspath(self.checkpoint.spark_dir)}")
+            .foreachBatch(partial(_guarded, driver))
+        )
+        if available_now:
+            writer = writer.trigger(availableNow=True)
+        elif every is not None:
+            writer = writer.trigger(processingTime=every)
+        self._run = Run(writer.start(), driver)
+        return self._run
+
+    def close(self) -> None:
+        """Stops the run, if any, and lets the checkpoint go."""
+        if self._run is not None:
+            self._run.stop()
+        shutil.rmtree(_verified_dir(self.checkpoint), ignore_errors=True)
+        self.checkpoint.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_catalog(self, plan: Plan) -> None:
+        """Records what the checkpoint is made for on the first start; later, refuses what does not fit it."""
+        now = catalog_of(plan, self._graphs, self._relations)
+        before = self.checkpoint.catalog()
+        if before is None:
+            self.checkpoint.put_catalog(now)
+        else:
+            refuse_changes(before, now)
+
+    def _refuse_if_running(self, what: str) -> None:
+        if self._run is not None and self._run.is_active:
+            raise StreamError("RUNNING", f"the engine is running: {what}", "stop the run first")
+
+
+class QueryHandle:
+    """One registered query."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self.name = name
+
+    def sink(self, kind: str, **options: Any) -> QueryHandle:
+        """Where the rows go: noop, console(rows=), memory, parquet(path=), foreach_batch(fn=)."""
+        self._engine._refuse_if_running("a sink cannot be changed")
+        self._engine._sinks[self.name] = make_sink(kind, self.name, self.results, options)
+        return self
+
+    def foreach_batch(self, fn: Any) -> QueryHandle:
+        """Shorthand for `sink("foreach_batch", fn=fn)`: `fn(rows, epoch)` is called once per epoch number."""
+        return self.sink("foreach_batch", fn=fn)
+
+    def results(self) -> DataFrame:
+        """All committed rows, exactly once."""
+        engine = self._engine
+        sink = engine._sinks[self.name]
+        rows = ResultRows(engine.spark, engine.plan, engine.checkpoint)
+        if sink.keeps_rows:
+            return rows.all(self.name)
+        delivered = sink.results(engine.spark, rows.schema(self.name))
+        if delivered is None:
+            raise QueryError(
+                "RESULTS_NOT_KEPT",
+                f"the rows of query {self.name!r} went to its sink and are not kept",
+                "read them where the sink put them, or use no sink, memory or parquet",
+            )
+        return delivered
+
+
+class Run:
+    """The engine at work."""
+
+    def __init__(self, query: StreamingQuery, driver: Driver) -> None:
+        self._query = query
+        self._driver = driver
+
+    @property
+    def is_active(self) -> bool:
+        """Whether epochs are still being run."""
+        return self._query.isActive
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Waits for the end, at most `timeout` seconds; True when it has ended.  Raises what made it fail."""
+        try:
+            if timeout is None:
+                self._query.awaitTermination()
+                return True
+            return bool(self._query.awaitTermination(timeout))  # type: ignore[arg-type]
+        except StreamingQueryException as error:
+            raise self._failure(error) from error
+
+    def stop(self) -> None:
+        """Stops after the running epoch; what is committed stays, the rest is read again on the next start."""
+        if self._query.isActive:
+            self._query.stop()
+
+    @property
+    def exception(self) -> PlaitError | None:
+        """What made the run fail, if it did."""
+        error = self._query.exception()
+        return None if error is None else self._failure(error)
+
+    @property
+    def last_progress(self) -> dict[str, Any] | None:
+        """The newest progress report; see docs/operations.md for its keys."""
+        recent = self.recent_progress
+        return recent[-1] if recent else None
+
+    @property
+    def recent_progress(self) -> list[dict[str, Any]]:
+        """The progress reports kept (`Config.history`), oldest first; `spark_seconds` are Spark's own parts."""
+        spark = {p.batchId: {k: v / 1000 for k, v in p.durationMs.items()} for p in self._query.recentProgress}
+        return [{**report, "spark_seconds": spark.get(report["epoch"], {})} for report in list(self._driver.progress)]
+
+    def _failure(self, error: BaseException) -> PlaitError:
+        return self._driver.failure or translated(error)
+
+
+def _guarded(driver: Driver, buckets: DataFrame, number: int) -> None:
+    """Keeps the error a user can act on: Spark would wrap it in its own."""
+    try:
+        run_epoch(driver, buckets, number)
+    except Exception as error:
+        driver.failure = translated(error)
+        raise
+
+
+def _verified_dir(checkpoint: Checkpoint) -> str:
+    """Where this run notes, on every host, which segments it has verified."""
+    return os.path.join(tempfile.gettempdir(), f"plait-{os.getuid()}-{checkpoint.id}-{checkpoint.token}")

@@ -1,0 +1,66 @@
+"""Every error Plait raises, drawn once.
+
+    PlaitError                    code, cause, remedy
+    ├── QueryError                the SQL text or what it asks for cannot be joined
+    ├── StreamError               a registered stream cannot be used as it is
+    ├── ConfigError               a knob has a value it cannot take
+    ├── PipelineError             a pipeline file is wrong
+    ├── CheckpointError           the checkpoint does not fit this engine, or is held by another driver
+    │   └── CorruptionError       bytes on disk are not the bytes that were committed
+    ├── StorageError              the state directory cannot be read or written
+    └── SourceError               a source failed while it was being read
+
+An error says what is wrong (`cause`), what to do (`remedy`) and carries a stable `code`, so that
+people read the sentence and programs read the code.
+
+>>> str(QueryError("CROSS_PRODUCT", "a and b share no equality", "add a.k = b.k"))
+'[CROSS_PRODUCT] a and b share no equality — add a.k = b.k'
+"""
+
+from __future__ import annotations
+
+
+class PlaitError(Exception):
+    """The root: `code` for programs, `cause` and `remedy` for people."""
+
+    def __init__(self, code: str, cause: str, remedy: str = "") -> None:
+        super().__init__(f"[{code}] {cause}" + (f" — {remedy}" if remedy else ""))
+        self.code = code
+        self.cause = cause
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type[PlaitError], tuple[str, str, str]]:
+        # Python workers send errors to the driver; keep all three parts on the way.
+        return (type(self), (self.code, self.cause, self.remedy))
+
+
+class QueryError(PlaitError):
+    """The SQL text, or what it asks for, cannot be run as a multi-way stream join."""
+
+
+class StreamError(PlaitError):
+    """A registered stream cannot be used as it is."""
+
+
+class ConfigError(PlaitError):
+    """A configuration value is out of its range."""
+
+
+class PipelineError(PlaitError):
+    """A pipeline file is missing something or says something that cannot be."""
+
+
+class CheckpointError(PlaitError):
+    """The checkpoint does not fit this engine, or another driver holds it."""
+
+
+class CorruptionError(CheckpointError):
+    """Bytes on disk are not the bytes that were committed."""
+
+
+class StorageError(PlaitError):
+    """The state directory cannot be read or written."""
+
+
+class SourceError(PlaitError):
+    """A source failed while Spark was reading it."""

@@ -1,0 +1,137 @@
+"""Plan → text, JSON or DOT: the join graph, stores and their attributes, probe orders, exchanges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from plait.errors import ConfigError
+from plait.query.graph import JoinGraph
+from plait.query.plan import Node, Plan, ProbeTree, Store
+from plait.query.relation import Relation
+
+FORMATS = ("text", "json", "dot")
+
+
+def explain(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation], format: str) -> str:
+    """What the engine will do, for people (`text`), programs (`json`) or Graphviz (`dot`)."""
+    if format == "json":
+        return plan.to_json()
+    if format == "dot":
+        return "\n".join(_dot(plan, graphs)) + "\n"
+    if format != "text":
+        raise ConfigError("EXPLAIN_FORMAT", f"there is no format {format!r}", f"use one of: {', '.join(FORMATS)}")
+    return "\n".join(_text(plan, graphs, relations)) + "\n"
+
+
+def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation]) -> Iterator[str]:
+    yield f"Plan: {_many(len(plan.queries), 'query', 'queries')}, {_many(len(plan.stores), 'store')}, " + (
+        f"{_many(plan.hops, 'exchange')} per epoch"
+    )
+    for name, graph in graphs.items():
+        yield ""
+        yield f"Query {name}"
+        yield from _graph_text(graph)
+        yield "  probe orders"
+        query = plan.query_by_name[name]
+        for alias, order in sorted(query.orders, key=lambda o: [a for a, _ in query.relations].index(o[0])):
+            yield f"    {alias} → {' → '.join(order)}"
+    yield ""
+    yield "Streams (lowest driver rank first)"
+    for source in plan.inputs:
+        relation = relations[source.relation]
+        parts = [f"columns {', '.join(c.name for c in source.columns)}"]
+        if relation.time_column:
+            parts.append(f"event time {relation.time_column}, delay {(relation.delay_ms or 0) / 1000:g} s")
+        if relation.ttl_us is not None:
+            parts.append(f"TTL {relation.ttl_us / 1e6:g} s")
+        yield f"  {source.relation}: {'; '.join(parts)}"
+        for number, text in enumerate(source.filters):
+            if text is not None:
+                yield f"    filter{'' if len(source.filters) == 1 else f' bit {number}'}: {text}"
+    yield ""
+    yield "Stores"
+    for store in plan.stores:
+        yield f"  {store.id}: {_store_text(store)}"
+    yield ""
+    yield "Probe trees"
+    for tree in plan.trees:
+        yield from _tree_text(plan, tree)
+
+
+def _many(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _graph_text(graph: JoinGraph) -> Iterator[str]:
+    for alias in graph.aliases:
+        yield f"  {alias.name}" + (f" = {alias.relation}" if alias.relation != alias.name else "")
+    for attribute in graph.attributes:
+        yield f"  join on {' = '.join(map(str, attribute))}"
+    for window in graph.windows:
+        yield f"  window {window}"
+    for condition in graph.conditions:
+        yield f"  condition {condition.sql}" + ("" if condition.expr is not None else "  (evaluated by Spark)")
+    for output in graph.outputs:
+        source = str(output.source) if output.source is not None else f"{output.sql}  (evaluated by Spark)"
+        yield f"  output {output.name}: {source}"
+
+
+def _store_text(store: Store) -> str:
+    kept = "kept for ever" if store.keep_us is None else f"kept {store.keep_us / 1e6:g} s past its event time"
+    if store.ttl_us is not None:
+        kept += f", at most {store.ttl_us / 1e6:g} s"
+    columns = ", ".join(c.name for c in store.columns) or "no columns"
+    key = "hash is key" if store.key.exact else "key compared"
+    return f"partitioned by {store.key} ({key}); {columns}; {kept}"
+
+
+def _tree_text(plan: Plan, tree: ProbeTree) -> Iterator[str]:
+    edge = next(e for i in plan.inputs for e in i.edges if e.id == tree.edge)
+    passing = "" if tree.filter is None else f", filter bit {tree.filter}"
+    yield f"  new {tree.relation} ⇒ exchange by {edge.key} (edge {tree.edge}{passing})"
+    for node in tree.nodes:
+        yield from _node_text(plan, node, 1, 2)
+
+
+def _node_text(plan: Plan, node: Node, hop: int, depth: int) -> Iterator[str]:
+    step = node.step
+    pad = "  " * depth
+    if step.hop != hop:
+        carried = ", ".join(f"{c.slot}.{c.column}" for c in step.key)
+        yield f"{pad}⇒ exchange by {carried} (edge {node.id})"
+    epochs = "earlier and this epoch" if step.sees_current else "earlier epochs"
+    bit = "" if step.filter is None else f", filter bit {step.filter}"
+    yield f"{pad}probe {step.store}, {epochs}{bit}"
+    for check in step.checks:
+        yield f"{pad}  check {check}"
+    for emit in node.emits:
+        yield f"{pad}  result of {emit.query}"
+    for child in node.children:
+        yield from _node_text(plan, child, step.hop, depth + 1)
+
+
+def _dot(plan: Plan, graphs: Mapping[str, JoinGraph]) -> Iterator[str]:
+    yield "digraph plait {"
+    yield "  rankdir=LR;"
+    for store in plan.stores:
+        yield f"  {json.dumps(store.id)} [shape=cylinder];"
+    for name in graphs:
+        yield f"  {json.dumps('query ' + name)} [shape=box];"
+    for tree in plan.trees:
+        source = json.dumps("new " + tree.relation)
+        for node in tree.nodes:
+            yield from _dot_node(source, node)
+    yield "}"
+
+
+def _dot_node(source: str, node: Node) -> Iterator[str]:
+    here = f"n{node.id}"
+    yield f"  {here} [label={json.dumps('probe ' + node.step.store)}];"
+    yield f'  {source} -> {here} [label="hop {node.step.hop}"];'
+    for emit in node.emits:
+        yield f"  {here} -> {json.dumps('query ' + emit.query)};"
+    for child in node.children:
+        yield from _dot_node(here, child)
+
+

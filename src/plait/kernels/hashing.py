@@ -1,0 +1,145 @@
+"""Hashes of keys, and who owns them.
+
+Contract.  A key becomes 64 bits.  One fixed-width word goes through `mix64`, a bijection, so equal hashes *are*
+equal keys; byte strings and composites go through `hash_bytes` and `combine`, where equal hashes must be compared.
+The top ten bits are the key group (`plait.config.KEY_GROUPS`); task t of n owns the groups
+[t·1024 // n, (t+1)·1024 // n).  Rows sorted by hash are thus sorted by key group: a task's share is a slice.
+
+These functions are part of the checkpoint format: changing one strands all segments written before.
+
+Cost.  About 1 ns per word; a byte string about 6 ns per eight bytes (measured: 20 ns for 12 bytes, 50 for 64).
+
+>>> [int(n) for n in group_bounds(3)]
+[0, 341, 682, 1024]
+>>> owner(np.array([0, 2**63, 2**64 - 1], np.uint64), 2).tolist()
+[0, 1, 1]
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from plait.kernels import I64, U8, U64, frozen, jit
+
+GROUPS = 1024
+_SHIFT = np.uint64(54)
+
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_WORD1, _WORD2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
+_S33, _S37, _S23, _S41 = np.uint64(33), np.uint64(37), np.uint64(23), np.uint64(41)
+_FIVE, _ADD = np.uint64(5), np.uint64(0x52DCE729)
+
+
+def mix64(values: U64) -> U64:
+    """splitmix64's finaliser of every value: a bijection on 64 bits whose top bits depend on all input bits."""
+    return _mix_all(frozen(values, np.uint64))
+
+
+def hash_bytes(offsets: I64, data: U8) -> U64:
+    """A hash of every slice data[offsets[i]:offsets[i+1]]; `offsets` has one entry more than there are slices."""
+    return _hash_all(frozen(offsets, np.int64), frozen(data, np.uint8))
+
+
+def combine(left: U64, right: U64) -> U64:
+    """One hash of two, where order matters: fold the columns of a composite key with it."""
+    return _combine_all(frozen(left, np.uint64), frozen(right, np.uint64))
+
+
+def key_group(hashes: U64) -> I64:
+    """The key group of every hash: its top ten bits."""
+    return (np.asarray(hashes, np.uint64) >> _SHIFT).astype(np.int64)
+
+
+def group_bounds(tasks: int) -> I64:
+    """tasks + 1 key groups: task t owns those from bounds[t] up to but without bounds[t+1]."""
+    return np.arange(tasks + 1, dtype=np.int64) * GROUPS // tasks
+
+
+def task_bounds(tasks: int) -> U64:
+    """The first hash of every task, `tasks` of them; the last task ends with the hashes themselves (at 2⁶⁴)."""
+    return group_bounds(tasks)[:-1].astype(np.uint64) << _SHIFT
+
+
+@lru_cache(maxsize=64)
+def _owners(tasks: int) -> I64:
+    return np.repeat(np.arange(tasks, dtype=np.int64), np.diff(group_bounds(tasks)))
+
+
+def owner(hashes: U64, tasks: int) -> I64:
+    """The task that owns every hash."""
+    owners: I64 = _owners(tasks)[key_group(hashes)]
+    return owners
+
+
+def slice_bounds(sorted_hashes: U64, lo_group: int, hi_group: int) -> tuple[int, int]:
+    """The rows [begin, end) whose key group is in [lo_group, hi_group)."""
+    begin = int(np.searchsorted(sorted_hashes, np.uint64(lo_group << 54))) if lo_group > 0 else 0
+    end = int(np.searchsorted(sorted_hashes, np.uint64(hi_group << 54))) if hi_group < GROUPS else len(sorted_hashes)
+    return begin, max(begin, end)
+
+
+def task_slices(sorted_hashes: U64, tasks: int) -> I64:
+    """tasks + 1 row numbers: task t owns the rows from slices[t] up to but without slices[t+1]."""
+    begins = np.searchsorted(sorted_hashes, task_bounds(tasks))
+    return np.append(begins, len(sorted_hashes)).astype(np.int64)
+
+
+@jit
+def _mix(z: np.uint64) -> np.uint64:
+    z = (z ^ (z >> _S30)) * _MIX1
+    z = (z ^ (z >> _S27)) * _MIX2
+    return z ^ (z >> _S31)
+
+
+@jit
+def _mix_all(values: U64) -> U64:
+    out = np.empty(len(values), np.uint64)
+    for i in range(len(values)):
+        out[i] = _mix(values[i])
+    return out
+
+
+@jit
+def _absorb(h: np.uint64, word: np.uint64) -> np.uint64:
+    # One block of MurmurHash3 x64: for a fixed h a bijection of the word.
+    word = word * _WORD1
+    word = (word << _S31) | (word >> _S33)
+    h = h ^ (word * _WORD2)
+    h = (h << _S27) | (h >> _S37)
+    return h * _FIVE + _ADD
+
+
+@jit
+def _hash_all(offsets: I64, data: U8) -> U64:
+    n = max(len(offsets) - 1, 0)
+    out = np.empty(n, np.uint64)
+    for i in range(n):
+        at, end = offsets[i], offsets[i + 1]
+        # The length goes in first, so that trailing zero bytes matter.
+        h = np.uint64(end - at) * _GOLDEN
+        while at + 8 <= end:
+            word = np.uint64(0)
+            for b in range(8):
+                word |= np.uint64(data[at + b]) << np.uint64(8 * b)
+            h = _absorb(h, word)
+            at += 8
+        if at < end:
+            word = np.uint64(0)
+            for b in range(end - at):
+                word |= np.uint64(data[at + b]) << np.uint64(8 * b)
+            h = _absorb(h, word)
+        out[i] = _mix(h)
+    return out
+
+
+@jit
+def _combine_all(left: U64, right: U64) -> U64:
+    out = np.empty(len(left), np.uint64)
+    for i in range(len(left)):
+        turned = (left[i] << _S23) | (left[i] >> _S41)
+        out[i] = _mix(turned * _GOLDEN + right[i])
+    return out

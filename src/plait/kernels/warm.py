@@ -1,0 +1,27 @@
+"""Loads every compiled kernel by calling it once on next to nothing.  Import it where work is about to begin."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.kernels.hashing import combine, hash_bytes, mix64, owner
+from plait.kernels.probe import expand, gather_ranges, product_ends
+from plait.kernels.runs import group_starts, lookup, merge_order
+
+
+def warm_up() -> None:
+    """Compiles or loads all kernels."""
+    hashes = mix64(np.arange(2, dtype=np.uint64))
+    combine(hashes, hashes)
+    hash_bytes(np.array([0, 1], np.int64), np.zeros(1, np.uint8))
+    owner(hashes, 2)
+    runs = np.sort(hashes)
+    lookup(runs, runs)
+    merge_order([runs, runs])
+    group_starts(runs)
+    ones = np.ones((2, 1), np.int64)
+    expand(ones, ones, product_ends(ones), 0, 1)
+    gather_ranges(np.zeros(1, np.int64), np.ones(1, np.int64))
+
+
+warm_up()

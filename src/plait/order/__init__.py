@@ -1,0 +1,1 @@
+"""4 ONE QUERY: in which order an input probes the others."""

@@ -1,0 +1,97 @@
+"""Expressions that a join task can evaluate itself: frozen trees of columns, literals and calls.
+
+Anything Catalyst can say but these nodes cannot stays SQL text and is left to Spark (`sql/residual.py`).
+The meaning of every operator is Spark's: NaN equals NaN and is greater than all, NULL in gives NULL out,
+`<=>` is null-safe, integer arithmetic that overflows is an error.
+
+Operators: `=  <=>  <  <=  >  >=  and  or  not  isnull  isnotnull  +  -  *  shift  cast`
+(`shift(t, n)` adds n microseconds to a timestamp).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Scalar = bool | int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRef:
+    """A physical column of an alias."""
+
+    alias: str
+    column: str
+    type: str
+
+    def __str__(self) -> str:
+        return f"{self.alias}.{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A constant: numbers as they are, dates in days, timestamps in microseconds since the epoch."""
+
+    value: Scalar
+    type: str
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator applied to arguments; `type` is its result's."""
+
+    op: str
+    args: tuple[Expr, ...]
+    type: str
+
+    def __str__(self) -> str:
+        if len(self.args) == 2 and not self.op.isalpha():
+            return f"({self.args[0]} {self.op} {self.args[1]})"
+        return f"{self.op}({', '.join(map(str, self.args))})"
+
+
+Expr = ColumnRef | Literal | Call
+
+
+def columns_of(expr: Expr) -> tuple[ColumnRef, ...]:
+    """The columns an expression reads, first use first."""
+    if isinstance(expr, ColumnRef):
+        return (expr,)
+    if isinstance(expr, Literal):
+        return ()
+    return tuple(dict.fromkeys(ref for arg in expr.args for ref in columns_of(arg)))
+
+
+def rename(expr: Expr, names: dict[str, str]) -> Expr:
+    """The same expression over other alias names."""
+    if isinstance(expr, ColumnRef):
+        return ColumnRef(names[expr.alias], expr.column, expr.type)
+    if isinstance(expr, Literal):
+        return expr
+    return Call(expr.op, tuple(rename(arg, names) for arg in expr.args), expr.type)
+
+
+def to_json(expr: Expr) -> Any:
+    """A JSON value; `from_json` gives the expression back."""
+    if isinstance(expr, ColumnRef):
+        return {"alias": expr.alias, "column": expr.column, "type": expr.type}
+    if isinstance(expr, Literal):
+        return {"value": expr.value, "type": expr.type}
+    return {"op": expr.op, "args": [to_json(a) for a in expr.args], "type": expr.type}
+
+
+def from_json(value: Any) -> Expr:
+    """The inverse of `to_json`.
+
+    >>> e = Call("<", (ColumnRef("a", "x", "int"), Literal(3, "int")), "boolean")
+    >>> from_json(to_json(e)) == e
+    True
+    """
+    if "alias" in value:
+        return ColumnRef(value["alias"], value["column"], value["type"])
+    if "op" in value:
+        return Call(value["op"], tuple(from_json(a) for a in value["args"]), value["type"])
+    return Literal(value["value"], value["type"])

@@ -1,0 +1,188 @@
+"""The join graph of one query: what is joined, on what, within which time, and what comes out.
+
+A `JoinGraph` validates itself: once built it is a connected inner join of at least two aliases, its keys have
+types that hash and compare as Spark compares them, and its output names are distinct.  It is frozen, plain
+data; nothing in it refers to Spark.
+
+Equalities are kept as *attributes*: classes of columns that the query makes equal (`a.k = b.k AND b.k = c.k`
+is one attribute with three members), so a tuple of `a` may probe `c` directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from plait.errors import QueryError
+from plait.query.expr import ColumnRef, Expr
+from plait.query.relation import ColumnDef
+
+INTEGRAL = ("tinyint", "smallint", "int", "bigint")
+FIXED_KEYS = (*INTEGRAL, "boolean", "date", "timestamp", "timestamp_ntz", "float", "double")
+
+
+def is_key_type(kind: str) -> bool:
+    """Whether values of this Spark type can be join keys."""
+    return kind in FIXED_KEYS or kind in ("string", "binary") or kind.startswith("decimal(")
+
+
+def is_exact_key(kind: str) -> bool:
+    """Whether the 64-bit hash of such a key is a bijection of its value, so that equal hashes are equal keys."""
+    if kind.startswith("decimal("):
+        return int(kind[8:].split(",")[0]) <= 18
+    return kind in FIXED_KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """One occurrence of a relation in FROM, with its pushed-down filter and the columns the query needs of it."""
+
+    name: str
+    relation: str
+    filter: str | None
+    columns: tuple[ColumnDef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """`left = right`, columns of two different aliases."""
+
+    left: ColumnRef
+    right: ColumnRef
+
+    def __str__(self) -> str:
+        return f"{self.left} = {self.right}"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`lower ≤ left − right ≤ upper` in microseconds of event time; None is unbounded."""
+
+    left: ColumnRef
+    right: ColumnRef
+    lower_us: int | None
+    upper_us: int | None
+
+    def __str__(self) -> str:
+        low = "-∞" if self.lower_us is None else f"{self.lower_us / 1e6:g} s"
+        high = "∞" if self.upper_us is None else f"{self.upper_us / 1e6:g} s"
+        return f"{self.left} − {self.right} in [{low}, {high}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition over several aliases that is neither equality nor window.
+
+    `expr` is set when a join task can evaluate it; otherwise Spark does, from `sql`, in which the column
+    `c` of alias `a` is called `a.c` (one back-quoted name).  `refs` are the columns it reads.
+    """
+
+    sql: str
+    refs: tuple[ColumnRef, ...]
+    expr: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output column: a physical column (`source`), or SQL over several aliases that Spark evaluates."""
+
+    name: str
+    type: str
+    source: ColumnRef | None
+    sql: str
+    refs: tuple[ColumnRef, ...]
+
+
+@dataclass(frozen=True)
+class JoinGraph:
+    """One query, ready to be planned.  `aliases` are in written order."""
+
+    sql: str
+    aliases: tuple[Alias, ...]
+    equalities: tuple[Equality, ...]
+    outputs: tuple[Output, ...]
+    windows: tuple[Window, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [a.name for a in self.aliases]
+        if len(names) < 2:
+            raise QueryError(
+                "NOT_A_JOIN", "the query reads one stream only", "join at least two streams, or use Spark directly"
+            )
+        if len(set(names)) != len(names):
+            raise QueryError("DUPLICATE_ALIAS", f"aliases are not distinct: {', '.join(names)}", "rename one")
+        for equality in self.equalities:
+            for ref in (equality.left, equality.right):
+                if not is_key_type(ref.type):
+                    raise QueryError(
+                        "KEY_TYPE",
+                        f"{ref} has type {ref.type}, which cannot be a join key",
+                        "join on integers, strings, binary, booleans, dates, timestamps, decimals, floats or doubles",
+                    )
+        self._refuse_duplicate_names()
+        self._refuse_cross_products(names)
+
+    def _refuse_duplicate_names(self) -> None:
+        seen: set[str] = set()
+        for output in self.outputs:
+            if output.name.lower() in seen:
+                raise QueryError(
+                    "DUPLICATE_COLUMN",
+                    f"two output columns are called {output.name!r}",
+                    f"name them apart, for example {output.sql} AS {output.name}_2",
+                )
+            seen.add(output.name.lower())
+
+    def _refuse_cross_products(self, names: list[str]) -> None:
+        reached = {names[0]}
+        while more := {n for n in names if n not in reached and any(self.shared(n, r) for r in reached)}:
+            reached |= more
+        if len(reached) < len(names):
+            apart = ", ".join(n for n in names if n not in reached)
+            raise QueryError(
+                "CROSS_PRODUCT",
+                f"no equality connects {apart} with {', '.join(n for n in names if n in reached)}",
+                "add an equality condition between them; cross products of streams grow without bound",
+            )
+
+    @cached_property
+    def attributes(self) -> tuple[tuple[ColumnRef, ...], ...]:
+        """Classes of equal columns, in order of first mention; index into this tuple is an attribute's number."""
+        classes: list[list[ColumnRef]] = []
+        for equality in self.equalities:
+            left = next((c for c in classes if equality.left in c), None)
+            right = next((c for c in classes if equality.right in c), None)
+            if left is None and right is None:
+                classes.append([equality.left, equality.right])
+            elif left is None and right is not None:
+                right.append(equality.left)
+            elif right is None and left is not None:
+                left.append(equality.right)
+            elif left is not right and left is not None and right is not None:
+                left.extend(right)
+                classes.remove(right)
+        return tuple(tuple(c) for c in classes)
+
+    def column_of(self, alias: str, attribute: int) -> ColumnRef | None:
+        """The column by which `alias` carries an attribute (the first, where it has several)."""
+        return next((ref for ref in self.attributes[attribute] if ref.alias == alias), None)
+
+    def attributes_of(self, aliases: Iterable[str]) -> frozenset[int]:
+        """The attributes that at least one of these aliases carries."""
+        wanted = set(aliases)
+        return frozenset(i for i, c in enumerate(self.attributes) if any(r.alias in wanted for r in c))
+
+    def shared(self, one: str, other: str) -> frozenset[int]:
+        """The attributes on which two aliases meet."""
+        return self.attributes_of([one]) & self.attributes_of([other])
+
+    @cached_property
+    def needs_spark_after(self) -> bool:
+        """Whether conditions or outputs are left that only Spark can evaluate, on the joined rows."""
+        return any(c.expr is None for c in self.conditions) or any(o.source is None for o in self.outputs)
+
+    def alias(self, name: str) -> Alias:
+        """The alias of that name."""
+        return next(a for a in self.aliases if a.name == name)

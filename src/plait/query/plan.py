@@ -1,0 +1,250 @@
+"""The plan: stores, and probe trees with labelled edges.  Frozen and serialisable; planner and runtime meet here.
+
+Words (paper 001): a *store* keeps one relation partitioned by one attribute; a *probe tree* says where the new
+tuples of one relation travel; an *edge* is a labelled connection along which buckets travel.  One query is the
+case of one: queries with equal beginnings of their probe orders share the nodes of a tree.
+
+Inside a tree, joined tuples are addressed by *slot*: slot 0 is the driving tuple, slot i what the i-th probe on
+the path added.  Expressions in `Step.checks` use the slot number as alias name, so that two queries that call
+the same thing differently still share it.
+
+The rank rule (exactly once): a step looks into all earlier epochs, and into this epoch's segment of the probed
+relation if and only if the probed alias ranks below the driving one: `Step.sees_current`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from plait.query import expr as expressions
+from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of
+from plait.query.relation import ColumnDef
+
+HASH = "#h"
+"""Column with the 64-bit hash of the edge's or store's key; rows are sorted by it."""
+
+MASK = "#mask"
+"""Column with one bit per distinct filter of a relation that several aliases filter differently (query sets)."""
+
+ARRIVED = "#at"
+"""Column with the epoch's clock in microseconds, kept where a relation has a TTL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A partition attribute of a relation: one or more physical columns, with their types."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    exact: bool
+    """Equal hashes are equal keys (a single fixed-width column); otherwise keys are compared after lookup."""
+
+    def __str__(self) -> str:
+        return ", ".join(c.removeprefix("=") for c in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The state of one relation partitioned by one attribute."""
+
+    id: str
+    relation: str
+    key: Key
+    columns: tuple[ColumnDef, ...]
+    """What a segment holds beside the hash (and MASK, ARRIVED where used)."""
+    masked: bool
+    time_column: str | None
+    keep_us: int | None
+    """How long after its event time a row can still be reached; None is for ever."""
+    ttl_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotColumn:
+    """A column of a joined tuple, addressed by slot."""
+
+    slot: int
+    column: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One probe: look `key` up in `store`, then apply `checks`."""
+
+    store: str
+    key: tuple[SlotColumn, ...]
+    hop: int
+    """After how many exchanges this probe happens; steps of one hop are on one key, in one task."""
+    exact: bool
+    """The hash alone decides; otherwise the key's columns are compared as well."""
+    sees_current: bool
+    filter: int | None
+    checks: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """A complete result of `query`: its columns, by slot, in the order of `QueryPlan.columns`."""
+
+    query: str
+    columns: tuple[SlotColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A step, what follows it, and the results complete after it.  `id` labels the edge that leads here."""
+
+    id: int
+    step: Step
+    children: tuple[Node, ...]
+    emits: tuple[Emit, ...]
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def needs(self, below: int) -> tuple[SlotColumn, ...]:
+        """The columns of slots < `below` that this node and those under it still read: what must travel here."""
+        found: dict[SlotColumn, None] = {}
+        for node in self.walk():
+            # An exact key of this very hop travels as the hash alone.
+            if not node.step.exact or node.step.hop > self.step.hop:
+                found.update(dict.fromkeys(node.step.key))
+            for check in node.step.checks:
+                found.update(dict.fromkeys(SlotColumn(int(r.alias), r.column) for r in columns_of(check)))
+            for emit in node.emits:
+                found.update(dict.fromkeys(emit.columns))
+        return tuple(sorted((c for c in found if c.slot < below), key=lambda c: (c.slot, c.column)))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTree:
+    """Where new tuples of `relation` that pass filter bit `filter` travel, from ingest edge `edge` on."""
+
+    relation: str
+    filter: int | None
+    edge: int
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IngestEdge:
+    """A bucket's way from a source to the tasks: hashed by `key`; appended to `store` if it names one."""
+
+    id: int
+    key: Key
+    store: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What Spark computes of one stream before the exchange: filter, columns, query-set bits."""
+
+    relation: str
+    columns: tuple[ColumnDef, ...]
+    """All physical columns, keys included: the select list."""
+    travelling: tuple[str, ...]
+    """Those that leave the source; a key that is only hashed stays behind."""
+    filters: tuple[str | None, ...]
+    """Distinct filters of the aliases; a row passes if any does.  MASK has bit i for filter i if there are several."""
+    time_column: str | None
+    delay_ms: int | None
+    ttl_us: int | None
+    edges: tuple[IngestEdge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """What becomes of a query's joined rows: `columns` leave the join; `where`/`select` are Spark's part, if any."""
+
+    name: str
+    sql: str
+    columns: tuple[tuple[str, str], ...]
+    where: tuple[str, ...]
+    select: tuple[tuple[str, str], ...]
+    """(SQL, output name) pairs for Spark; empty when `columns` already are the output."""
+    output: tuple[tuple[str, str], ...]
+    orders: tuple[tuple[str, tuple[str, ...]], ...]
+    """Probe order per driving alias, for people."""
+    relations: tuple[tuple[str, str], ...]
+    """(alias, relation) in written order."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything an epoch needs to know: inputs, stores, trees, queries, and the ranking of the relations."""
+
+    inputs: tuple[Input, ...]
+    stores: tuple[Store, ...]
+    trees: tuple[ProbeTree, ...]
+    queries: tuple[QueryPlan, ...]
+    ranks: tuple[str, ...]
+    """Relations by driver rank, lowest first."""
+
+    @cached_property
+    def hops(self) -> int:
+        """Exchanges of an epoch."""
+        return max(node.step.hop for tree in self.trees for top in tree.nodes for node in top.walk())
+
+    @cached_property
+    def store_by_id(self) -> dict[str, Store]:
+        """Stores by their id."""
+        return {store.id: store for store in self.stores}
+
+    @cached_property
+    def input_by_relation(self) -> dict[str, Input]:
+        """Inputs by their relation's name."""
+        return {i.relation: i for i in self.inputs}
+
+    @cached_property
+    def query_by_name(self) -> dict[str, QueryPlan]:
+        """Queries by name."""
+        return {q.name: q for q in self.queries}
+
+    def to_json(self) -> str:
+        """Text that `from_json` turns back into an equal plan."""
+        return json.dumps(_encode(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The inverse of `to_json`."""
+        plan = _decode(json.loads(text))
+        assert isinstance(plan, Plan)
+        return plan
+
+    @cached_property
+    def digest(self) -> str:
+        """A short name of this very plan."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+
+_CLASSES = {
+    c.__name__: c for c in (ColumnDef, Key, Store, SlotColumn, Step, Emit, Node, ProbeTree, IngestEdge, Input, QueryPlan, Plan)
+}  # fmt: skip
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, (ColumnRef, Literal, Call)):
+        return {"$": "expr", "of": expressions.to_json(value)}
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"$": type(value).__name__, **fields}
+    return [_encode(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_decode(v) for v in value)
+    if not isinstance(value, dict):
+        return value
+    if value["$"] == "expr":
+        return expressions.from_json(value["of"])
+    return _CLASSES[value["$"]](**{k: _decode(v) for k, v in value.items() if k != "$"})

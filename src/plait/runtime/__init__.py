@@ -1,0 +1,1 @@
+"""6 ROWS: an epoch on Spark, from sources to sinks."""

@@ -1,0 +1,140 @@
+"""From a source's rows to buckets: filter and compute in Spark, then drop late rows, hash, sort and cut in Python.
+
+Spark sees `df.where(filters).select(columns)`, so filters and column pruning reach the source.  The Python side
+gets only the columns the plan needs.  What changes from epoch to epoch (number of tasks, watermark, clock) arrives
+as a local property of the Spark job, so the streaming query itself is planned once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from plait.query.plan import ARRIVED, HASH, MASK, IngestEdge, Input
+from plait.runtime.columns import single, take
+from plait.runtime.exchange import SCHEMA, Outbox
+from plait.state.keys import hash_key, null_rows
+
+PROPERTY = "plait.epoch"
+_SLICE_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class EpochParameters:
+    """What bucketising depends on beside the plan."""
+
+    tasks: int
+    watermark_ms: int | None
+    clock_us: int
+
+    def to_property(self) -> str:
+        """Text for `SparkContext.setLocalProperty`."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def current() -> EpochParameters:
+        """The parameters of the job this task belongs to."""
+        context = TaskContext.get()
+        text = None if context is None else context.getLocalProperty(PROPERTY)
+        assert text is not None, "bucketising runs inside an epoch's job"
+        return EpochParameters(**json.loads(text))
+
+
+def bucketised(df: DataFrame, source: Input) -> DataFrame:
+    """The stream as buckets."""
+    columns = [F.expr(c.sql).alias(c.name) for c in source.columns]
+    if len(source.filters) == 1:
+        if source.filters[0] is not None:
+            df = df.where(source.filters[0])
+        return df.select(*columns).mapInArrow(_bucketise(source), SCHEMA)
+    bits = [
+        f"CAST({1 << i} AS BIGINT)" if text is None else f"CASE WHEN {text} THEN CAST({1 << i} AS BIGINT) ELSE 0L END"
+        for i, text in enumerate(source.filters)
+    ]
+    mask = F.expr(" | ".join(f"({bit})" for bit in bits)).alias(MASK)
+    selected = df.select(*columns, mask)
+    if None not in source.filters:
+        selected = selected.where(F.col(f"`{MASK}`") != 0)
+    return selected.mapInArrow(_bucketise(source), SCHEMA)
+
+
+def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parameters = EpochParameters.current()
+        counted = _Counts(source.relation)
+        for table in _slices(batches):
+            outbox = Outbox()
+            timely = _drop_late(table, source, parameters, counted)
+            for edge in source.edges:
+                outbox.ship(edge.id, _bucket(timely, source, edge, parameters), parameters.tasks)
+            yield from outbox.batches()
+        outbox = Outbox()
+        outbox.note(0, kind="source", **asdict(counted))
+        yield from outbox.batches()
+
+    return run
+
+
+@dataclass
+class _Counts:
+    """What one source task saw."""
+
+    relation: str
+    rows: int = 0
+    late: int = 0
+    max_event_ms: int | None = None
+
+
+def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Tables of bounded size, so that a large file costs no more memory than a small one."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= _SLICE_ROWS:
+            yield pa.Table.from_batches(held)
+            held, rows = [], 0
+    if rows:
+        yield pa.Table.from_batches(held)
+
+
+def _drop_late(table: pa.Table, source: Input, parameters: EpochParameters, counted: _Counts) -> pa.Table:
+    """Spark's rule: late is at or below the watermark; a row without event time is never late."""
+    counted.rows += table.num_rows
+    if source.time_column is None:
+        return table
+    times = pc.cast(pc.cast(table.column(source.time_column), pa.timestamp("us")), pa.int64())
+    latest = pc.max(times).as_py()
+    if latest is not None:
+        seen = counted.max_event_ms
+        counted.max_event_ms = latest // 1000 if seen is None else max(seen, latest // 1000)
+    if parameters.watermark_ms is None:
+        return table
+    late = pc.fill_null(pc.less_equal(times, parameters.watermark_ms * 1000), False)
+    dropped = pc.sum(late).as_py() or 0
+    counted.late += dropped
+    return table.filter(pc.invert(late)) if dropped else table
+
+
+def _bucket(table: pa.Table, source: Input, edge: IngestEdge, parameters: EpochParameters) -> pa.Table:
+    """The rows that can be joined on this edge's key, sorted by its hash, with the columns that travel."""
+    nulls = null_rows(table, edge.key)
+    if nulls is not None:
+        table = table.filter(pa.array(~nulls))
+    hashes = hash_key(table, edge.key)
+    order = np.argsort(hashes, kind="stable")
+    names = [*source.travelling, *([MASK] if len(source.filters) > 1 else [])]
+    arrays = [pa.array(hashes[order]), *(take(single(table.column(name)), order) for name in names)]
+    if source.ttl_us is not None:
+        arrays.append(pa.array(np.full(len(order), parameters.clock_us, np.int64)))
+        names.append(ARRIVED)
+    return pa.table(arrays, names=[HASH, *names])

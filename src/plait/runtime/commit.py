@@ -1,0 +1,134 @@
+"""The commit of an epoch.  After step 3 its results are part of the answer; before it, nothing happened.
+
+1. Tasks write segments and result files under fresh names, and sync them.         (runtime/task.py)
+2. The driver collects their descriptors, which carry the checksums.               `collected`
+3. The manifest `log/<epoch>.json` is created, put-if-absent: the commit point.    `commit`
+4. Sinks are called with the epoch's number.                                       `deliver`
+5. The receipt is recorded.                                                        `deliver`
+6. foreachBatch returns and Spark commits the batch.                               (runtime/epoch.py)
+
+A replayed epoch that has its manifest computes nothing: it repeats 4 and 5 for the sinks without a receipt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from plait.query.plan import Plan
+from plait.runtime.faults import reached
+from plait.state.checkpoint import Checkpoint
+from plait.state.manifest import LiveState, Manifest, ResultFile
+from plait.state.segment import SegmentInfo
+
+
+@dataclass
+class Collected:
+    """What the tasks of an epoch reported."""
+
+    added: list[SegmentInfo] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    results: list[ResultFile] = field(default_factory=list)
+    rows_in: dict[str, int] = field(default_factory=dict)
+    rows_late: dict[str, int] = field(default_factory=dict)
+    rows_out: dict[str, int] = field(default_factory=dict)
+    max_event_ms: dict[str, int] = field(default_factory=dict)
+    edges: dict[str, dict[str, int]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
+    """Step 2: descriptors become one account of the epoch."""
+    account = Collected()
+    account.rows_in = dict.fromkeys(plan.ranks, 0)
+    account.rows_late = dict.fromkeys(plan.ranks, 0)
+    account.rows_out = {query.name: 0 for query in plan.queries}
+    for note in notes:
+        content = json.loads(note)
+        _ACCOUNTS[content["kind"]](account, content)
+    return account
+
+
+def _source(account: Collected, note: Mapping[str, object]) -> None:
+    relation, rows, late, event = note["relation"], note["rows"], note["late"], note["max_event_ms"]
+    assert isinstance(relation, str) and isinstance(rows, int) and isinstance(late, int)
+    account.rows_in[relation] += rows
+    account.rows_late[relation] += late
+    if isinstance(event, int):
+        account.max_event_ms[relation] = max(event, account.max_event_ms.get(relation, event))
+
+
+def _segment(account: Collected, note: Mapping[str, object]) -> None:
+    account.added.append(SegmentInfo.from_json(note["info"]))  # type: ignore[arg-type]
+
+
+def _merge(account: Collected, note: Mapping[str, object]) -> None:
+    if note["info"] is not None:
+        _segment(account, note)
+    removed = note["removed"]
+    assert isinstance(removed, list)
+    account.removed.extend(removed)
+
+
+def _result(account: Collected, note: Mapping[str, object]) -> None:
+    query, rows, file = note["query"], note["rows"], note["file"]
+    assert isinstance(query, str) and isinstance(rows, int)
+    account.rows_out[query] += rows
+    if isinstance(file, dict):
+        account.results.append(ResultFile(**file))
+
+
+def _work(account: Collected, note: Mapping[str, object]) -> None:
+    edges, seconds = note["edges"], note["seconds"]
+    assert isinstance(edges, dict) and isinstance(seconds, dict)
+    for edge, counts in edges.items():
+        total = account.edges.setdefault(edge, {})
+        for name, value in counts.items():
+            total[name] = total.get(name, 0) + value
+    for name, value in seconds.items():
+        account.seconds[name] = account.seconds.get(name, 0.0) + value
+
+
+_ACCOUNTS: dict[str, Callable[[Collected, Mapping[str, object]], None]] = {
+    "source": _source,
+    "segment": _segment,
+    "merge": _merge,
+    "result": _result,
+    "work": _work,
+}
+
+
+def watermark(plan: Plan, seen_ms: Mapping[str, int], before: int | None, policy: str) -> int | None:
+    """Spark's rule: per stream the latest event time less its delay; over the streams the least (or, by the
+    session's `multipleWatermarkPolicy`, the greatest); it never goes back.  None until every stream was seen."""
+    delays = {i.relation: i.delay_ms for i in plan.inputs if i.delay_ms is not None}
+    marks = [seen_ms[relation] - delay for relation, delay in delays.items() if relation in seen_ms]
+    if not marks or (policy == "min" and len(marks) < len(delays)):
+        return before
+    now = min(marks) if policy == "min" else max(marks)
+    return now if before is None else max(now, before)
+
+
+def commit(checkpoint: Checkpoint, live: LiveState, manifest: Manifest) -> LiveState:
+    """Step 3: after this the epoch is part of the answer."""
+    reached("commit.2", manifest.epoch)
+    checkpoint.check_fence()
+    checkpoint.log.append(manifest)
+    reached("commit.3", manifest.epoch)
+    return live.after(manifest)
+
+
+def deliver(
+    checkpoint: Checkpoint, manifest: Manifest, sinks: Mapping[str, Callable[[int, list[ResultFile]], None]]
+) -> None:
+    """Steps 4 and 5: every sink without a receipt gets the epoch's rows, then the receipt is written."""
+    done = checkpoint.log.receipt(manifest.epoch)
+    for query, sink in sinks.items():
+        if query in done:
+            continue
+        sink(manifest.epoch, [file for file in manifest.results if file.query == query])
+        reached("commit.4", manifest.epoch)
+        done = done | {query}
+        checkpoint.log.record_receipt(manifest.epoch, done)
+    reached("commit.5", manifest.epoch)

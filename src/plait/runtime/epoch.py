@@ -1,0 +1,253 @@
+"""A row's way: one micro-batch, from buckets to observed results, as one visible tuple of steps.
+
+    source → bucketise → exchange → append to its store → probe by the plan, hop by hop → materialise
+           → commit (manifest) → sinks → observe → next epoch's plan
+
+Bucketising runs in the source's own tasks (runtime/bucketise.py, part of the streaming query); exchange, append,
+probe and materialise are one Spark job, built by `join` (runtime/task.py); the rest is the driver's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import xxhash
+from pyspark.sql import DataFrame, SparkSession
+
+from plait.config import Config
+from plait.errors import CheckpointError, PlaitError
+from plait.query.plan import Plan
+from plait.runtime import commit as commits
+from plait.runtime.bucketise import PROPERTY, EpochParameters
+from plait.runtime.exchange import exchange
+from plait.runtime.faults import reached
+from plait.runtime.rows import ResultRows
+from plait.runtime.sinks import Sink
+from plait.runtime.task import EpochTask, first_hop, later_hop
+from plait.state.checkpoint import Checkpoint, collect_garbage
+from plait.state.manifest import LiveState, Manifest, ResultFile
+from plait.state.segment import SegmentInfo
+from plait.state.tiers import choose_merges, expired
+
+
+@dataclass
+class Driver:
+    """What lives from epoch to epoch on the driver: all of it can be rebuilt from the checkpoint."""
+
+    spark: SparkSession
+    plan: Plan
+    checkpoint: Checkpoint
+    config: Config
+    sinks: dict[str, Sink]
+    rows: ResultRows
+    live: LiveState
+    verified_dir: str
+    watermark_policy: str = "min"
+    progress: deque[dict[str, Any]] = field(default_factory=deque)
+    failure: PlaitError | None = None
+
+    @property
+    def tasks(self) -> int:
+        """Join tasks of the next epoch."""
+        return self.config.tasks or self.spark.sparkContext.defaultParallelism
+
+
+@dataclass
+class Epoch:
+    """One micro-batch on its way through `STEPS`."""
+
+    number: int
+    buckets: DataFrame
+    driver: Driver
+    seconds: dict[str, float] = field(default_factory=dict)
+    task: EpochTask | None = None
+    dropped: list[SegmentInfo] = field(default_factory=list)
+    account: commits.Collected = field(default_factory=commits.Collected)
+    manifest: Manifest | None = None
+
+
+def run_epoch(driver: Driver, buckets: DataFrame, number: int) -> None:
+    """Called by Spark for every micro-batch, in order; again for one that Spark has not seen committed."""
+    epoch = Epoch(number, buckets, driver)
+    begun = time.perf_counter()
+    done = driver.checkpoint.log.read(number) if number <= driver.live.epoch else None
+    if done is not None:
+        _same_input(epoch, done)
+        epoch.manifest = done
+        deliver(epoch)
+        return
+    if number != driver.live.epoch + 1:
+        raise CheckpointError(
+            "EPOCH_GAP",
+            f"Spark asks for epoch {number}, the last committed one is {driver.live.epoch}",
+            "restore the whole checkpoint directory, Spark's part and Plait's, from one copy",
+        )
+    for step in STEPS:
+        start = time.perf_counter()
+        step(epoch)
+        epoch.seconds[step.__name__] = time.perf_counter() - start
+    epoch.seconds["total"] = time.perf_counter() - begun
+
+
+def prepare(epoch: Epoch) -> None:
+    """Fixes what the epoch works on: tasks, clock, live segments, and the merges it does on the way."""
+    driver = epoch.driver
+    live, plan = driver.live, driver.plan
+    clock_us = max(live.clock_us, time.time_ns() // 1000)
+    segments: dict[str, tuple[SegmentInfo, ...]] = {}
+    for store, infos in live.segments.items():
+        over = [i for i in infos if expired(i, plan.store_by_id[store], live.watermark_ms, clock_us)]
+        epoch.dropped.extend(over)
+        segments[store] = tuple(i for i in infos if i not in over)
+    epoch.task = EpochTask(
+        plan=plan,
+        epoch=epoch.number,
+        tasks=driver.tasks,
+        state_dir=driver.checkpoint.state_dir,
+        results_dir=driver.checkpoint.results_dir,
+        verified_dir=driver.verified_dir,
+        live=segments,
+        merges=choose_merges(segments, driver.config.fan_in, driver.tasks),
+        kept=frozenset(q.name for q in plan.queries if driver.sinks[q.name].reads_rows or q.select or q.where),
+        watermark_ms=live.watermark_ms,
+        clock_us=clock_us,
+        iterative=driver.config.probe == "iterative",
+        chunk_rows=driver.config.chunk_rows,
+        sync=driver.config.sync,
+    )
+    parameters = EpochParameters(driver.tasks, live.watermark_ms, clock_us)
+    driver.spark.sparkContext.setLocalProperty(PROPERTY, parameters.to_property())
+
+
+def join(epoch: Epoch) -> None:
+    """Exchange, append, probe and materialise: one Spark job, one exchange per hop."""
+    assert epoch.task is not None
+    task = epoch.task
+    rows = exchange(epoch.buckets, task.tasks).mapInArrow(first_hop(task), epoch.buckets.schema)
+    for hop in range(2, task.plan.hops + 1):
+        rows = exchange(rows, task.tasks).mapInArrow(later_hop(task, hop), epoch.buckets.schema)
+    notes = [bytes(row.payload) for row in rows.select("payload").collect()]
+    reached("commit.1", epoch.number)
+    epoch.account = commits.collected(notes, task.plan)
+
+
+def finish(epoch: Epoch) -> None:
+    """Spark's part of queries with conditions or outputs that only Spark can evaluate."""
+    account = epoch.account
+    for query in epoch.driver.plan.queries:
+        if not query.select and not query.where:
+            continue
+        candidates = [file for file in account.results if file.query == query.name]
+        others = [file for file in account.results if file.query != query.name]
+        finished = epoch.driver.rows.finished(query, candidates)
+        account.results = others + finished
+        account.rows_out[query.name] = sum(file.rows for file in finished)
+
+
+def commit(epoch: Epoch) -> None:
+    """The manifest makes the epoch part of the answer."""
+    driver, account, task = epoch.driver, epoch.account, epoch.task
+    assert task is not None
+    seen = dict(driver.live.max_event_ms)
+    for relation, event in account.max_event_ms.items():
+        seen[relation] = max(event, seen.get(relation, event))
+    manifest = Manifest(
+        epoch=epoch.number,
+        token=driver.checkpoint.token,
+        plan=driver.plan.digest,
+        source=_source_digest(driver.checkpoint, epoch.number),
+        clock_us=task.clock_us,
+        watermark_ms=commits.watermark(driver.plan, seen, driver.live.watermark_ms, driver.watermark_policy),
+        max_event_ms=seen,
+        added=tuple(account.added),
+        removed=(*account.removed, *(info.path for info in epoch.dropped)),
+        results=tuple(account.results),
+        rows_in=account.rows_in,
+        rows_late=account.rows_late,
+        rows_out=account.rows_out,
+        snapshot=None,
+    )
+    if epoch.number % driver.config.snapshot_every == 0:
+        after = driver.live.after(manifest)
+        manifest = _with_snapshot(manifest, after)
+    driver.live = commits.commit(driver.checkpoint, driver.live, manifest)
+    epoch.manifest = manifest
+
+
+def deliver(epoch: Epoch) -> None:
+    """Sinks that have no receipt for this epoch get its rows."""
+    driver = epoch.driver
+    assert epoch.manifest is not None
+
+    def to(query: str, sink: Sink) -> Callable[[int, list[ResultFile]], None]:
+        def hand_over(number: int, files: list[ResultFile]) -> None:
+            paths = [os.path.join(driver.checkpoint.results_dir, file.path) for file in files]
+            sink.deliver(number, paths, lambda: driver.rows.frame(query, files))
+
+        return hand_over
+
+    sinks = {query: to(query, sink) for query, sink in driver.sinks.items() if sink.delivers}
+    if sinks:
+        commits.deliver(driver.checkpoint, epoch.manifest, sinks)
+
+
+def observe(epoch: Epoch) -> None:
+    """What the epoch did, for people, for the optimiser, and for the next epoch; old files are collected."""
+    driver, account = epoch.driver, epoch.account
+    live = [info for infos in driver.live.segments.values() for info in infos]
+    counted = {name: account.seconds[name] for name in sorted(account.seconds)}
+    driver.progress.append(
+        {
+            "epoch": epoch.number,
+            "timestamp": time.time(),
+            "rows_in": account.rows_in,
+            "rows_out": account.rows_out,
+            "rows_late": account.rows_late,
+            "state_rows": sum(info.rows for info in live),
+            "state_bytes": sum(info.bytes for info in live),
+            "segments": {store: len(infos) for store, infos in sorted(driver.live.segments.items())},
+            "watermark_ms": driver.live.watermark_ms,
+            "tasks": driver.tasks,
+            "seconds": epoch.seconds,
+            "task_seconds": counted,
+            "edges": account.edges,
+            "orders": {q.name: {alias: list(order) for alias, order in q.orders} for q in driver.plan.queries},
+        }
+    )
+    if epoch.number % driver.config.snapshot_every == 0:
+        collect_garbage(
+            driver.checkpoint, driver.live, driver.rows.kept(driver.sinks), driver.config.gc_grace_seconds, time.time()
+        )
+
+
+STEPS: tuple[Callable[[Epoch], None], ...] = (prepare, join, finish, commit, deliver, observe)
+"""The order of work in an epoch.  `join` holds exchange → append → probe → materialise, hop by hop."""
+
+
+def _with_snapshot(manifest: Manifest, after: LiveState) -> Manifest:
+    return replace(manifest, snapshot=tuple(info for infos in after.segments.values() for info in infos))
+
+
+def _source_digest(checkpoint: Checkpoint, number: int) -> str:
+    """Ties the manifest to the very offsets Spark logged for this epoch."""
+    try:
+        with open(os.path.join(checkpoint.spark_dir, "offsets", str(number)), "rb") as file:
+            return xxhash.xxh3_128_hexdigest(file.read())
+    except FileNotFoundError:
+        return ""
+
+
+def _same_input(epoch: Epoch, done: Manifest) -> None:
+    """A replayed epoch must be the one that was committed; a tampered Spark checkpoint would lose or repeat rows."""
+    now = _source_digest(epoch.driver.checkpoint, epoch.number)
+    if done.source and now != done.source:
+        raise CheckpointError(
+            "OFFSETS_CHANGED",
+            f"epoch {epoch.number} was committed with other source offsets than Spark replays now",
+            "restore the whole checkpoint directory, Spark's part and Plait's, from one copy",
+        )

@@ -1,0 +1,314 @@
+"""Probing, hop by hop, inside one task: joined tuples in, results and outgoing buckets out.
+
+Between probes on one key nothing is multiplied out: a `Frame` keeps, for every distinct key, the list of driving
+tuples and one list of matching rows per probed store (late materialisation, paper 004).  A key without a match in
+any store disappears before a single row is read.  Lists are multiplied out once: when a result is complete, when
+tuples must travel, when a condition has to see whole tuples — or after every probe with `probe="iterative"`.
+Multiplying out works in chunks of bounded size, also inside one hot key.
+
+Cost: a probe of g keys into a run of r rows is O(g log(r/g)) with reads going forward only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from plait.kernels.probe import expand, gather_ranges, product_ends
+from plait.kernels.runs import group_starts, lookup
+from plait.query.expr import ColumnRef, columns_of
+from plait.query.plan import ARRIVED, HASH, MASK, Emit, Key, Node, Plan, SlotColumn, Step, Store
+from plait.runtime.columns import Rows, gather, single, take, take_table
+from plait.runtime.evaluate import holds
+from plait.state.keys import hash_key, homogeneous, null_rows, same_keys
+
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A sorted run that can be probed: a segment, or rows that arrived in this epoch."""
+
+    hashes: Hashes
+    table: pa.Table
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one joined relation contributes: tuple i has row `rows[i]` of `table` (row i if `rows` is None)."""
+
+    table: pa.Table
+    rows: Rows | None = None
+
+    def column(self, name: str) -> pa.Array:
+        """The column's value in every tuple."""
+        values = single(self.table.column(name))
+        return values if self.rows is None else take(values, self.rows)
+
+    def picked(self, rows: Rows) -> Slot:
+        """The slot of the tuples `rows`."""
+        return Slot(self.table, rows if self.rows is None else self.rows[rows])
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Joined tuples in rows, sorted by the hash of the hop's key."""
+
+    hashes: Hashes
+    slots: tuple[Slot, ...]
+
+    def column(self, ref: SlotColumn) -> pa.Array:
+        """A column of every tuple."""
+        return self.slots[ref.slot].column(ref.column)
+
+    def picked(self, rows: Rows) -> Partial:
+        """The tuples `rows`, which must be ascending."""
+        return Partial(self.hashes[rows], tuple(slot.picked(rows) for slot in self.slots))
+
+
+@dataclass
+class Matches:
+    """Rows of one store that match each key: `counts[g]` rows for key g.
+
+    Found rows are read (`read`) only when they are multiplied out, for the keys that are still alive by then.
+    """
+
+    counts: Rows
+    columns: tuple[str, ...]
+    found: list[tuple[Run, Rows, Rows]] = field(default_factory=list)
+    table: pa.Table | None = None
+    starts: Rows | None = None
+
+    def restricted(self, keys: Rows) -> Matches:
+        """The matches of some keys only."""
+        return Matches(
+            self.counts[keys],
+            self.columns,
+            [(run, low[keys], high[keys]) for run, low, high in self.found],
+            self.table,
+            None if self.starts is None else self.starts[keys],
+        )
+
+    def read(self) -> tuple[pa.Table, Rows]:
+        """The matching rows, those of one key side by side, and where each key's rows start."""
+        if self.table is None or self.starts is None:
+            ends = np.cumsum(self.counts)
+            self.starts = ends - self.counts
+            rows, places, tables = [], [], []
+            offset = self.starts.copy()
+            for run, low, high in self.found:
+                hit = np.flatnonzero(high > low)
+                width = (high - low)[hit]
+                rows.append(gather_ranges(low[hit], high[hit]))
+                places.append(gather_ranges(offset[hit], offset[hit] + width))
+                tables.append(run.table)
+                offset[hit] += width
+            total = int(ends[-1]) if len(ends) else 0
+            arrays = [gather([single(t.column(c)) for t in tables], rows, places, total) for c in self.columns]
+            self.table = pa.table(arrays, names=list(self.columns))
+            self.found = []
+        return self.table, self.starts
+
+    def filtered(self, keep: npt.NDArray[np.bool_]) -> Matches:
+        """Only the rows marked in `keep`, in the order of `read`."""
+        table, _ = self.read()
+        owners = np.repeat(np.arange(len(self.counts)), self.counts)
+        counts = np.bincount(owners[keep], minlength=len(self.counts)).astype(np.int64)
+        return Matches(counts, self.columns, [], take_table(table, np.flatnonzero(keep)), np.cumsum(counts) - counts)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Tuples grouped by key, with matches not yet multiplied out: slot `len(base.slots) + i` is `lists[i]`."""
+
+    base: Partial
+    hashes: Hashes
+    starts: Rows
+    counts: Rows
+    lists: tuple[Matches, ...] = ()
+
+    @classmethod
+    def of(cls, base: Partial, grouped: bool = True) -> Frame:
+        """Groups tuples by hash; ungrouped, every tuple is a key of its own."""
+        bounds = group_starts(base.hashes) if grouped else np.arange(len(base.hashes) + 1, dtype=np.int64)
+        starts = bounds[:-1]
+        return cls(base, base.hashes[starts], starts, np.diff(bounds))
+
+    def restricted(self, keys: Rows) -> Frame:
+        """The frame of some keys only."""
+        lists = tuple(m.restricted(keys) for m in self.lists)
+        return Frame(self.base, self.hashes[keys], self.starts[keys], self.counts[keys], lists)
+
+    def expanded(self, chunk: int) -> Iterator[Partial]:
+        """All tuples, multiplied out, at most `chunk` at a time."""
+        if not self.lists and int(self.counts.sum()) == len(self.base.hashes):
+            yield self.base
+            return
+        read = [m.read() for m in self.lists]
+        starts = np.stack([self.starts, *(s for _, s in read)])
+        counts = np.stack([self.counts, *(m.counts for m in self.lists)])
+        ends = product_ends(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        for begin in range(0, total, chunk):
+            keys, picks = expand(starts, counts, ends, begin, min(begin + chunk, total))
+            base = [slot.picked(picks[0]) for slot in self.base.slots]
+            more = [Slot(table, picks[i + 1]) for i, (table, _) in enumerate(read)]
+            yield Partial(self.hashes[keys], (*base, *more))
+
+
+@dataclass
+class EdgeCount:
+    """What one probe did: keys looked up, keys that matched, rows they matched."""
+
+    lookups: int = 0
+    hits: int = 0
+    rows: int = 0
+
+
+@dataclass
+class Prober:
+    """Walks the probe trees of one hop.  `runs`, `ship` and `emit` are what the task gives it to work with."""
+
+    plan: Plan
+    iterative: bool
+    chunk: int
+    now_us: int
+    runs: Callable[[Step], Sequence[Run]]
+    ship: Callable[[Node, pa.Table], None]
+    emit: Callable[[Emit, Partial], None]
+    counts: dict[int, EdgeCount] = field(default_factory=dict)
+
+    def visit(self, node: Node, frame: Frame) -> None:
+        """Probes `node`'s store with the frame's keys and follows the tree from there."""
+        matches = self._look_up(node, frame)
+        alive = np.flatnonzero(matches.counts)
+        self._count(node, frame, matches, len(alive))
+        if not len(alive):
+            return
+        frame = frame.restricted(alive)
+        frame = replace(frame, lists=(*frame.lists, matches.restricted(alive)))
+        if not node.step.checks and not self.iterative:
+            self._follow(node, frame)
+            return
+        for partial in frame.expanded(self.chunk):
+            passing = self._passing(node.step, partial)
+            if len(passing.hashes):
+                self._follow(node, self.frame(node, passing))
+
+    def frame(self, node: Node, base: Partial) -> Frame:
+        """Groups tuples by the hop's key, unless two different keys fell on one hash."""
+        if node.step.exact:
+            return Frame.of(base)
+        table, key = self._probe_key(node, base)
+        return Frame.of(base, grouped=homogeneous(table, base.hashes, key))
+
+    def _count(self, node: Node, frame: Frame, matches: Matches, hits: int) -> None:
+        count = self.counts.setdefault(node.id, EdgeCount())
+        count.lookups += len(frame.hashes)
+        count.hits += hits
+        count.rows += int(matches.counts.sum())
+
+    def _follow(self, node: Node, frame: Frame) -> None:
+        for emit in node.emits:
+            for partial in frame.expanded(self.chunk):
+                self.emit(emit, partial)
+        for child in node.children:
+            if child.step.hop == node.step.hop:
+                self.visit(child, frame)
+            else:
+                for partial in frame.expanded(self.chunk):
+                    self._send(child, partial)
+
+    def _look_up(self, node: Node, frame: Frame) -> Matches:
+        step = node.step
+        store = self.plan.store_by_id[step.store]
+        found = [(run, *lookup(frame.hashes, run.hashes)) for run in self.runs(step)]
+        counts = sum((high - low for _, low, high in found), np.zeros(len(frame.hashes), np.int64))
+        slot = len(frame.base.slots) + len(frame.lists)
+        matches = Matches(counts, self._columns(node, store, slot), found)
+        if not counts.any() or (step.filter is None and step.exact and store.ttl_us is None):
+            return matches
+        return matches.filtered(self._visible(step, store, node, frame, matches))
+
+    def _columns(self, node: Node, store: Store, slot: int) -> tuple[str, ...]:
+        """What is read of a matching row: what later steps and results use, and what visibility depends on."""
+        names: dict[str, None] = {}
+        for below in node.walk():
+            if not below.step.exact or below.step.hop > node.step.hop:
+                names.update(dict.fromkeys(c.column for c in below.step.key if c.slot == slot))
+            for check in below.step.checks:
+                names.update(dict.fromkeys(r.column for r in columns_of(check) if int(r.alias) == slot))
+            for emit in below.emits:
+                names.update(dict.fromkeys(c.column for c in emit.columns if c.slot == slot))
+        if not node.step.exact:
+            names.update(dict.fromkeys(store.key.columns))
+        if node.step.filter is not None:
+            names[MASK] = None
+        if store.ttl_us is not None:
+            names[ARRIVED] = None
+        return tuple(names)
+
+    def _visible(
+        self, step: Step, store: Store, node: Node, frame: Frame, matches: Matches
+    ) -> npt.NDArray[np.bool_]:
+        """Of the rows whose hash matches: the key is the same, the alias's filter lets it pass, its TTL is not over."""
+        table, _ = matches.read()
+        keep = np.ones(table.num_rows, np.bool_)
+        if step.filter is not None:
+            keep &= (table.column(MASK).to_numpy() >> step.filter & 1).astype(np.bool_)
+        if store.ttl_us is not None:
+            keep &= table.column(ARRIVED).to_numpy() + store.ttl_us > self.now_us
+        if not step.exact:
+            probes, key = self._probe_key(node, frame.base.picked(frame.starts))
+            owners = np.repeat(np.arange(len(matches.counts)), matches.counts)
+            pairs = list(zip(key.columns, store.key.columns, strict=True))
+            keep &= same_keys(probes, owners, table, np.arange(table.num_rows), pairs)
+        return keep
+
+    def _probe_key(self, node: Node, base: Partial) -> tuple[pa.Table, Key]:
+        """The looked-up key as columns of the tuples themselves."""
+        store = self.plan.store_by_id[node.step.store]
+        names = tuple(f"k{i}" for i in range(len(node.step.key)))
+        arrays = [base.column(ref) for ref in node.step.key]
+        return pa.table(arrays, names=list(names)), Key(names, store.key.types, store.key.exact)
+
+    def _passing(self, step: Step, partial: Partial) -> Partial:
+        def column(ref: ColumnRef) -> pa.Array:
+            return partial.column(SlotColumn(int(ref.alias), ref.column))
+
+        for check in step.checks:
+            keep = np.flatnonzero(holds(check, column).to_numpy(zero_copy_only=False))
+            if len(keep) < len(partial.hashes):
+                partial = partial.picked(keep)
+        return partial
+
+    def _send(self, node: Node, partial: Partial) -> None:
+        """Tuples leave for the owners of the next key: only the columns still needed travel."""
+        table, key = self._probe_key(node, partial)
+        nulls = null_rows(table, key)
+        if nulls is not None:
+            partial = partial.picked(np.flatnonzero(~nulls))
+            table, key = self._probe_key(node, partial)
+        hashes = hash_key(table, key)
+        order = np.argsort(hashes, kind="stable")
+        sorted_partial = [slot.picked(order) for slot in partial.slots]
+        arrays, names = [pa.array(hashes[order])], [HASH]
+        for ref in node.needs(below=len(partial.slots)):
+            arrays.append(sorted_partial[ref.slot].column(ref.column))
+            names.append(f"{ref.slot}.{ref.column}")
+        self.ship(node, pa.table(arrays, names=names))
+
+
+def arrived(table: pa.Table, slots: int) -> Partial:
+    """Travelled tuples (columns named `slot.column`, sorted by HASH) as a partial of that many slots."""
+    split: list[dict[str, pa.ChunkedArray]] = [{} for _ in range(slots)]
+    for name in table.column_names:
+        if name != HASH:
+            slot, _, column = name.partition(".")
+            split[int(slot)][column] = table.column(name)
+    tables = [pa.table(columns) if columns else pa.table({}) for columns in split]
+    return Partial(table.column(HASH).to_numpy(), tuple(Slot(t) for t in tables))

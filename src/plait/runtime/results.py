@@ -1,0 +1,108 @@
+"""Result rows of one task: written to a Parquet file under a fresh name, or materialised and dropped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from plait.errors import StorageError
+from plait.query.plan import Emit
+from plait.runtime.hops import Partial
+from plait.state.manifest import ResultFile
+
+
+class _Checksummed:
+    """A file that hashes what passes through it: the checksum is of what was written, not of what is read back."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.digest = xxhash.xxh3_128()
+        self.size = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.size += len(data)
+        self.file.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def tell(self) -> int:
+        return self.size
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def results_folder(query: str) -> str:
+    """Where a query's result files lie, below the results directory: users' names never become paths."""
+    return hashlib.sha256(query.encode()).hexdigest()[:16]
+
+
+class ResultWriter:
+    """The rows one task adds to one query."""
+
+    def __init__(self, query: str, columns: tuple[str, ...], directory: str | None, sync: bool) -> None:
+        self.query = query
+        self.columns = columns
+        self.directory = directory
+        self.sync = sync
+        self.rows = 0
+        self._path = ""
+        self._file: IO[bytes] | None = None
+        self._out: _Checksummed | None = None
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, emit: Emit, partial: Partial) -> None:
+        """Materialises a chunk of results; without a directory the rows end here (the papers' black hole)."""
+        arrays = [partial.column(ref) for ref in emit.columns]
+        batch = pa.table(arrays, names=list(self.columns))
+        self.rows += batch.num_rows
+        if self.directory is None:
+            return
+        try:
+            if self._writer is None:
+                self._open(batch.schema)
+            assert self._writer is not None
+            self._writer.write_table(batch)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def close(self) -> ResultFile | None:
+        """Finishes the file; None when there is none."""
+        if self._writer is None or self._file is None or self._out is None:
+            return None
+        try:
+            self._writer.close()
+            self._file.flush()
+            if self.sync:
+                os.fsync(self._file.fileno())
+            self._file.close()
+        except OSError as error:
+            raise self._failed(error) from error
+        return ResultFile(self.query, self._path, self.rows, self._out.size, self._out.digest.hexdigest())
+
+    def _open(self, schema: pa.Schema) -> None:
+        assert self.directory is not None
+        self._path = f"{results_folder(self.query)}/{uuid.uuid4().hex}.parquet"
+        full = os.path.join(self.directory, self._path)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        self._file = open(full, "xb")  # noqa: SIM115 - closed in close()
+        self._out = _Checksummed(self._file)
+        text = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
+        self._writer = pq.ParquetWriter(self._out, schema, compression="snappy", use_dictionary=text)
+
+    def _failed(self, error: OSError) -> StorageError:
+        return StorageError(
+            "RESULTS_UNWRITABLE",
+            f"results of query {self.query!r} cannot be written below {self.directory}: {error}",
+            "free space or correct the permissions, then start again: the epoch is repeated",
+        )

@@ -1,0 +1,161 @@
+"""Where a query's rows go.  A sink gets each epoch's rows once per epoch number, after the epoch is committed.
+
+If the process dies between the sink and its receipt the same epoch is handed over again, with the same number and
+the same rows; `parquet` and `memory` recognise it, `foreach_batch` gets the number to do the same.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from urllib.parse import unquote, urlparse
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from plait.errors import QueryError, StorageError
+
+Rows = Callable[[], DataFrame]
+
+
+class Sink(Protocol):
+    """Takes an epoch's rows: as files (Parquet, already written) or, when called for, as a DataFrame."""
+
+    keeps_rows: bool
+    """Whether the rows stay in the checkpoint, so that `q.results()` can give them back."""
+    reads_rows: bool
+    """Whether it wants rows at all; if not, they are dropped where they are made."""
+    delivers: bool
+    """Whether it has to be called at all."""
+
+    def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
+        """Hands one epoch over."""
+
+    def results(self, spark: SparkSession, schema: StructType) -> DataFrame | None:
+        """All rows it holds, if it can tell."""
+
+
+class Keep:
+    """No sink: the rows stay in the checkpoint."""
+
+    keeps_rows = True
+    reads_rows = True
+    delivers = False
+
+    def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
+        """Nothing to do: committed rows are already where they belong."""
+
+    def results(self, spark: SparkSession, schema: StructType) -> DataFrame | None:
+        return None
+
+
+class Noop(Keep):
+    """The papers' black hole: rows are fully materialised in the task, then dropped."""
+
+    keeps_rows = False
+    reads_rows = False
+
+
+class Console(Keep):
+    """Prints every epoch's first rows."""
+
+    keeps_rows = False
+    delivers = True
+
+    def __init__(self, rows: int = 20) -> None:
+        self.rows = rows
+
+    def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
+        frame = rows()
+        print(f"-------- epoch {epoch} --------")
+        frame.show(self.rows, truncate=False)
+
+
+class Memory(Keep):
+    """Rows stay in the checkpoint and appear as a temporary view named after the query."""
+
+    delivers = True
+
+    def __init__(self, view: str, all_rows: Rows) -> None:
+        self.view = view
+        self.all_rows = all_rows
+
+    def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
+        self.all_rows().createOrReplaceTempView(self.view)
+
+
+class ForeachBatch(Keep):
+    """Calls `fn(rows, epoch)`, as Spark's foreachBatch does."""
+
+    keeps_rows = False
+    delivers = True
+
+    def __init__(self, fn: Callable[[DataFrame, int], None]) -> None:
+        self.fn = fn
+
+    def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
+        self.fn(rows(), epoch)
+
+
+class Parquet(Keep):
+    """One or more files per epoch, named by it: delivering an epoch again writes the same names again."""
+
+    keeps_rows = False
+    delivers = True
+
+    def __init__(self, path: str) -> None:
+        parsed = urlparse(path)
+        if parsed.scheme not in ("", "file"):
+            raise QueryError(
+                "SINK", f"the parquet sink writes local paths, not {parsed.scheme}:", "use foreach_batch and df.write"
+            )
+        self.path = unquote(parsed.path) if parsed.scheme else path
+
+    def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            for number, source in enumerate(files):
+                target = os.path.join(self.path, f"epoch-{epoch:012d}-{number:04d}.parquet")
+                # Spark and Arrow skip names that begin with a dot: a half-copied file is never read.
+                draft = os.path.join(self.path, f".draft-{epoch:012d}-{number:04d}")
+                shutil.copyfile(source, draft)
+                os.replace(draft, target)
+        except OSError as error:
+            raise StorageError(
+                "SINK_UNWRITABLE",
+                f"the parquet sink cannot write {self.path}: {error}",
+                "free space or correct the path; the epoch is committed and is delivered again on the next start",
+            ) from error
+
+    def results(self, spark: SparkSession, schema: StructType) -> DataFrame | None:
+        if not (os.path.isdir(self.path) and any(name.startswith("epoch-") for name in os.listdir(self.path))):
+            return spark.createDataFrame([], schema)
+        return spark.read.schema(schema).parquet(self.path)
+
+
+KINDS = ("console", "foreach_batch", "memory", "noop", "parquet")
+
+
+def make_sink(kind: str, query: str, all_rows: Rows, options: Mapping[str, Any]) -> Sink:
+    """The sink a user asked for by name."""
+    given = dict(options)
+    try:
+        if kind == "noop":
+            return _made(Noop, given)
+        if kind == "console":
+            return _made(Console, given)
+        if kind == "memory":
+            return Memory(query, all_rows)
+        if kind == "parquet":
+            return _made(Parquet, given)
+        if kind == "foreach_batch":
+            return _made(ForeachBatch, given)
+    except TypeError as error:
+        raise QueryError("SINK", f"sink {kind!r} of query {query!r}: {error}", "correct its options") from None
+    raise QueryError("SINK", f"there is no sink called {kind!r}", f"use one of: {', '.join(KINDS)}")
+
+
+def _made(kind: Callable[..., Sink], options: dict[str, Any]) -> Sink:
+    return kind(**options)

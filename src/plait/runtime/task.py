@@ -1,0 +1,259 @@
+"""What runs inside Spark's tasks: the first hop appends and probes, later hops probe.
+
+Both are plain functions from record batches to record batches (`exchange.SCHEMA`), made for one epoch from a frozen
+`EpochTask`.  A task keeps nothing: what it learns leaves as buckets and descriptors, what it writes lies under fresh
+names, so a retried or abandoned attempt leaves no trace that counts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from plait.config import KEY_GROUPS
+from plait.kernels.runs import merge_order
+from plait.query.plan import ARRIVED, HASH, MASK, Emit, IngestEdge, Node, Plan, ProbeTree, Step, Store
+from plait.runtime.columns import take_table
+from plait.runtime.exchange import Inbox, Outbox
+from plait.runtime.hops import Frame, Partial, Prober, Run, Slot, arrived
+from plait.runtime.results import ResultWriter
+from plait.state.segment import SegmentInfo, open_segment, write_segment
+from plait.state.tiers import Merge, merge_segments
+
+TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True)
+class EpochTask:
+    """All a task of one epoch must know."""
+
+    plan: Plan
+    epoch: int
+    tasks: int
+    state_dir: str
+    results_dir: str
+    verified_dir: str
+    live: Mapping[str, tuple[SegmentInfo, ...]]
+    merges: tuple[Merge, ...]
+    kept: frozenset[str]
+    """Queries whose rows are written; the others' are dropped in the task."""
+    watermark_ms: int | None
+    clock_us: int
+    iterative: bool
+    chunk_rows: int
+    sync: bool
+
+    def groups(self, task: int) -> tuple[int, int]:
+        """The key groups a task owns."""
+        return task * KEY_GROUPS // self.tasks, (task + 1) * KEY_GROUPS // self.tasks
+
+
+def first_hop(context: EpochTask) -> TaskFunction:
+    """Append every bucket to its store, then probe with it, then merge what the plan gave this task to merge."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        work = _Work(context, _task_number())
+        inbox = Inbox.read(batches)
+        work.forward(inbox.notes)
+        inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
+        tables = {edge: _merged(buckets) for edge, buckets in inbox.buckets.items()}
+        for edge, table in tables.items():
+            work.append(inputs[edge], table)
+        with work.timed("probe"):
+            for tree in context.plan.trees:
+                if tree.edge in tables:
+                    work.drive(tree, tables[tree.edge])
+        with work.timed("merge"):
+            work.merge()
+        yield from work.finish()
+
+    return run
+
+
+def later_hop(context: EpochTask, hop: int) -> TaskFunction:
+    """Probe with the tuples that travelled here; the descriptors among them name this epoch's new segments."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        work = _Work(context, _task_number())
+        inbox = Inbox.read(batches)
+        work.forward(inbox.notes)
+        with work.timed("probe"):
+            for tree in context.plan.trees:
+                for top in tree.nodes:
+                    work.continue_from(top, 1, hop, inbox)
+        yield from work.finish()
+
+    return run
+
+
+def _task_number() -> int:
+    context = TaskContext.get()
+    assert context is not None, "runs inside a Spark task"
+    return context.partitionId()
+
+
+def _merged(buckets: list[pa.Table]) -> pa.Table:
+    """Sorted buckets as one sorted table."""
+    if len(buckets) == 1:
+        return buckets[0]
+    order = merge_order([bucket.column(HASH).to_numpy() for bucket in buckets])
+    return take_table(pa.concat_tables(buckets).combine_chunks(), order)
+
+
+@dataclass
+class _Work:
+    """One task of one epoch, from its inbox to its outbox."""
+
+    context: EpochTask
+    task: int
+    outbox: Outbox = field(default_factory=Outbox)
+    current: dict[str, list[Run]] = field(default_factory=dict)
+    writers: dict[str, ResultWriter] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        context = self.context
+        self.prober = Prober(
+            context.plan, context.iterative, context.chunk_rows, context.clock_us, self.runs, self.ship, self.emit
+        )
+        self._opened: dict[str, list[Run]] = {}
+
+    def timed(self, name: str) -> _Timer:
+        return _Timer(self.seconds, name)
+
+    def forward(self, notes: list[bytes]) -> None:
+        """Passes descriptors on, and keeps in mind which segments of this epoch lie in this task's key groups."""
+        for note in notes:
+            self.outbox.rows.append((self.task, -1, note))
+            content = json.loads(note)
+            if content["kind"] == "segment":
+                info = SegmentInfo.from_json(content["info"])
+                self.current.setdefault(info.store, []).append(self._open(info))
+
+    def append(self, edge: IngestEdge, table: pa.Table) -> None:
+        """Writes the bucket as a segment of its store."""
+        if edge.store is None:
+            return
+        context = self.context
+        store = context.plan.store_by_id[edge.store]
+        hashes = table.column(HASH).to_numpy()
+        rows = table.select(_stored_columns(store))
+        with self.timed("append"):
+            info = write_segment(
+                context.state_dir, store, rows, hashes, epoch=context.epoch, tier=0, sync=context.sync
+            )
+        self.current.setdefault(store.id, []).append(Run(hashes, rows))
+        self.outbox.note(self.task, kind="segment", info=info.to_json())
+
+    def drive(self, tree: ProbeTree, table: pa.Table) -> None:
+        """Sends new tuples of one relation through its probe tree, as far as this hop goes."""
+        if tree.filter is not None:
+            passing = np.flatnonzero(table.column(MASK).to_numpy() >> tree.filter & 1)
+            table = take_table(table, passing)
+        if not table.num_rows:
+            return
+        base = Partial(table.column(HASH).to_numpy(), (Slot(table),))
+        self._visit_all(tree.nodes, base)
+
+    def continue_from(self, node: Node, slots: int, hop: int, inbox: Inbox) -> None:
+        """Finds the nodes at which tuples of this hop arrive and goes on from there."""
+        if node.step.hop == hop and node.id in inbox.buckets:
+            partial = arrived(_merged(inbox.buckets[node.id]), slots)
+            self._visit_all((node,), partial)
+        for child in node.children:
+            self.continue_from(child, slots + 1, hop, inbox)
+
+    def _visit_all(self, nodes: tuple[Node, ...], base: Partial) -> None:
+        frame: Frame | None = None
+        for node in nodes:
+            frame = self.prober.frame(node, base) if frame is None or not node.step.exact else frame
+            self.prober.visit(node, frame)
+
+    def runs(self, step: Step) -> list[Run]:
+        """The rank rule: all earlier epochs; of this epoch only what ranks below the driving relation."""
+        if step.store not in self._opened:
+            low, high = self.context.groups(self.task)
+            infos = self.context.live.get(step.store, ())
+            mine = [info for info in infos if info.lo_group < high and info.hi_group > low]
+            self._opened[step.store] = [self._open(info) for info in mine]
+        return self._opened[step.store] + (self.current.get(step.store, []) if step.sees_current else [])
+
+    def _open(self, info: SegmentInfo) -> Run:
+        segment = open_segment(self.context.state_dir, info, self.context.verified_dir)
+        return Run(segment.hashes, segment.table)
+
+    def ship(self, node: Node, table: pa.Table) -> None:
+        self.outbox.ship(node.id, table, self.context.tasks)
+
+    def emit(self, emit: Emit, partial: Partial) -> None:
+        writer = self.writers.get(emit.query)
+        if writer is None:
+            columns = tuple(name for name, _ in self.context.plan.query_by_name[emit.query].columns)
+            directory = self.context.results_dir if emit.query in self.context.kept else None
+            writer = self.writers[emit.query] = ResultWriter(emit.query, columns, directory, self.context.sync)
+        with self.timed("materialise"):
+            writer.write(emit, partial)
+
+    def merge(self) -> None:
+        """Compaction the driver gave to this task."""
+        context = self.context
+        for merge in context.merges:
+            if merge.task != self.task:
+                continue
+            info = merge_segments(
+                context.state_dir,
+                context.plan.store_by_id[merge.store],
+                merge,
+                epoch=context.epoch,
+                watermark_ms=context.watermark_ms,
+                now_us=context.clock_us,
+                sync=context.sync,
+                verified_dir=context.verified_dir,
+            )
+            self.outbox.note(
+                self.task,
+                kind="merge",
+                info=None if info is None else info.to_json(),
+                removed=[old.path for old in merge.inputs],
+            )
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Closes the results and hands everything to Spark."""
+        for query, writer in self.writers.items():
+            with self.timed("materialise"):
+                file = writer.close()
+            self.outbox.note(
+                self.task, kind="result", query=query, rows=writer.rows, file=None if file is None else asdict(file)
+            )
+        edges = {str(node): asdict(count) for node, count in self.prober.counts.items()}
+        # Rows are materialised inside the probe's time; take it out so that the parts add up.
+        if "probe" in self.seconds:
+            self.seconds["probe"] -= self.seconds.get("materialise", 0.0)
+        self.outbox.note(self.task, kind="work", edges=edges, seconds=self.seconds)
+        yield from self.outbox.batches()
+
+
+@dataclass
+class _Timer:
+    """Adds the time spent inside `with` to `seconds[name]`."""
+
+    seconds: dict[str, float]
+    name: str
+    _begin: float = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self._begin
+
+
+def _stored_columns(store: Store) -> list[str]:
+    extra = ([MASK] if store.masked else []) + ([ARRIVED] if store.ttl_us is not None else [])
+    return [c.name for c in store.columns] + extra

@@ -1,0 +1,1 @@
+"""9 PEOPLE: command line, demo, progress."""

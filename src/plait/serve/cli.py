@@ -1,0 +1,158 @@
+"""The command `plait`.  A `PlaitError` is shown as three lines, not as a traceback (PLAIT_TRACEBACK=1 shows it)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from plait.errors import PlaitError
+from plait.runtime.java import require_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from plait.serve.pipeline import Pipeline
+
+ERROR_EXIT = 2
+
+app = typer.Typer(
+    name="plait",
+    help="Multi-way stream joins on Apache Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+PipelineFile = Annotated[Path, typer.Argument(metavar="pipeline.toml", help="A pipeline file.")]
+
+
+def main() -> None:
+    """The entry point of the command `plait`."""
+    try:
+        app()
+    except PlaitError as error:
+        if os.environ.get("PLAIT_TRACEBACK") == "1":
+            raise
+        show_error(error, Console(stderr=True))
+        raise SystemExit(ERROR_EXIT) from None
+
+
+def show_error(error: PlaitError, console: Console) -> None:
+    """Code and cause, then the remedy."""
+    console.print(Text.assemble(("error ", "bold red"), (f"[{error.code}] ", "bold"), error.cause), soft_wrap=True)
+    if error.remedy:
+        console.print(Text.assemble(("  → ", "bold"), error.remedy), soft_wrap=True)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"plait {version('plait')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Multi-way stream joins on Apache Spark."""
+
+
+@app.command()
+def demo(
+    epochs: Annotated[int, typer.Option(min=1, help="Micro-batches.")] = 8,
+    rows: Annotated[int, typer.Option(min=100, help="Input rows in all.")] = 400_000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same streams.")] = 1,
+) -> None:
+    """Join four drifting streams live, then check the result against a batch join."""
+    require_java()
+    from plait.serve.demo import run_demo
+
+    raise typer.Exit(run_demo(Console(), epochs, rows, seed))
+
+
+@app.command()
+def run(file: PipelineFile) -> None:
+    """Run the queries of a pipeline file until its sources end or Ctrl-C."""
+    from plait.serve import pipeline as pipelines
+    from plait.serve.progress import watch
+
+    pipeline = pipelines.load(file)
+    require_java()
+    import plait
+
+    console = Console()
+    spark = _session(pipeline)
+    try:
+        with plait.Engine(spark, checkpoint=pipeline.checkpoint, config=pipeline.config) as engine:
+            pipelines.build(pipeline, engine, spark)
+            every = pipeline.every
+            started = engine.start(available_now=True) if every is None else engine.start(every=every)
+            stopped = watch(started, console)
+    finally:
+        spark.stop()
+    console.print("Stopped; run again to continue from the checkpoint." if stopped else "Done: all sources are read.")
+
+
+@app.command()
+def explain(file: PipelineFile) -> None:
+    """Show the plan of a pipeline file: join graphs, stores, probe orders, exchanges.  Runs nothing."""
+    from plait.serve import pipeline as pipelines
+
+    pipeline = pipelines.load(file)
+    require_java()
+    import plait
+
+    spark = _session(pipeline)
+    try:
+        # A checkpoint of its own, so that a running engine can be explained too.
+        with (
+            tempfile.TemporaryDirectory(prefix="plait-explain-") as checkpoint,
+            plait.Engine(spark, checkpoint=checkpoint, config=pipeline.config) as engine,
+        ):
+            pipelines.build(pipeline, engine, spark)
+            typer.echo(engine.explain())
+    finally:
+        spark.stop()
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="Which benchmark: tpcds.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny data, a few epochs: shows that it works.")] = False,
+    sf: Annotated[float | None, typer.Option(help="Scale factor; 1 is 554,000 input rows.")] = None,
+    out: Annotated[Path, typer.Option(help="Where NAME.json, NAME.md, NAME.png and the data go.")] = Path("bench-out"),
+    epochs: Annotated[int | None, typer.Option(min=1, help="Micro-batches; by default 20, or 40 from SF 10.")] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="Only this part (repeatable): four, star, chain, fixed.")
+    ] = None,
+    who: Annotated[
+        list[str] | None, typer.Option(help="Only this contestant (repeatable): plait, spark, spark-rocksdb, duckdb.")
+    ] = None,
+    repeat: Annotated[
+        int | None, typer.Option(min=1, help="Timed runs of each; by default 3, or 1 from SF 10.")
+    ] = None,
+    verify: Annotated[bool, typer.Option(help="Check all results by checksum in extra, untimed runs.")] = True,
+    memory: Annotated[str, typer.Option(help="Java heap of each Spark contestant.")] = "8g",
+) -> None:
+    """Measure Plait against Spark's own stream joins and DuckDB, and check that all results are equal."""
+    require_java()
+    from plait.serve.bench.benchmarks import Wishes, run_benchmark
+
+    wishes = Wishes(quick, sf, epochs, tuple(part or ()), tuple(who or ()), repeat, verify, memory)
+    raise typer.Exit(run_benchmark(name, out, wishes, Console()))
+
+
+def _session(pipeline: Pipeline) -> SparkSession:
+    import plait
+
+    spark = plait.session(app=pipeline.app, master=pipeline.master, settings=pipeline.settings)
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark

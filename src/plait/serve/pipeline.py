@@ -1,0 +1,319 @@
+'''A pipeline file declares streams, queries and sinks; `plait run` and `plait explain` read it.
+
+    [engine]
+    checkpoint = "checkpoint"             # state, results and progress; the one required key of [engine]
+
+    [config]                              # any field of plait.Config
+    tasks = 2
+
+    [spark]                               # master, app, and any Spark setting
+    master = "local[2]"
+    "spark.sql.session.timeZone" = "UTC"
+
+    [streams.orders]
+    format = "json"                       # any streaming source of Spark
+    path = "orders"                       # file formats (parquet, json, csv, orc, text, xml, avro) need path and schema
+    schema = "id BIGINT, ts TIMESTAMP"    # DDL
+    options = { maxFilesPerTrigger = 1 }  # passed to the source
+    watermark = "ts, 10 minutes"          # event-time column, delay
+    ttl = "7 days"                        # rows are forgotten this long after they arrived
+
+    [queries.big]
+    sql = """SELECT …"""                  # or sql_file = "big.sql"
+
+    [queries.big.sink]                    # without a sink, results are kept in the checkpoint
+    type = "parquet"                      # noop, console, memory, parquet
+    path = "out"
+
+    [trigger]
+    available_now = true                  # the default: read what there is, then end
+    # every = "1 second"                  # or run until stopped
+
+Paths are relative to the file.  What the file says is checked before Spark starts: a key that is not known, is
+missing or has the wrong type is a `PipelineError` that names the file and the key.
+'''
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.config import Config
+from plait.errors import ConfigError, PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from plait.engine import Engine
+
+FILE_FORMATS = ("parquet", "json", "csv", "orc", "text", "xml", "avro")
+SINKS: Mapping[str, tuple[str, ...]] = {"noop": (), "console": (), "memory": (), "parquet": ("path",)}
+"""Sink types and the options each requires."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """One `[streams.NAME]`."""
+
+    name: str
+    format: str
+    path: str | None
+    schema: str | None
+    options: Mapping[str, str]
+    watermark: tuple[str, str] | None
+    ttl: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySpec:
+    """One `[queries.NAME]`; `sink` is its type and options."""
+
+    name: str
+    sql: str
+    sink: tuple[str, Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A pipeline file, checked.  `every` is None for available-now."""
+
+    file: Path
+    checkpoint: str
+    config: Config
+    app: str
+    master: str | None
+    settings: Mapping[str, str]
+    streams: tuple[StreamSpec, ...]
+    queries: tuple[QuerySpec, ...]
+    every: str | None
+
+
+def load(file: Path) -> Pipeline:
+    """Read and check a pipeline file."""
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PipelineError(
+            "PIPELINE_FILE", f"{file} cannot be read: {error.strerror}", "give an existing file"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PipelineError(
+            "PIPELINE_TOML", f"{file} is not TOML: {error}", "correct it; see https://toml.io"
+        ) from None
+
+    top = _Table(file, "", document)
+    top.allow("engine", "config", "spark", "streams", "queries", "trigger")
+    engine = top.table("engine", required=True)
+    engine.allow("checkpoint")
+    spark = top.table("spark")
+    settings = dict(_flatten(spark.values))
+    app, master = settings.pop("app", "plait"), settings.pop("master", None)
+    for key in settings:
+        if not key.startswith("spark."):
+            raise spark.unknown(key, ("app", "master", f"spark.{key}"))
+    streams = tuple(_stream(t, name) for name, t in top.table("streams", required=True).tables("stream"))
+    queries = tuple(_query(t, name) for name, t in top.table("queries", required=True).tables("query"))
+    return Pipeline(
+        file=file,
+        checkpoint=engine.path("checkpoint", required=True) or "",
+        config=_config(top.table("config")),
+        app=app,
+        master=master,
+        settings=settings,
+        streams=streams,
+        queries=queries,
+        every=_every(top.table("trigger")),
+    )
+
+
+def build(pipeline: Pipeline, engine: Engine, spark: SparkSession) -> None:
+    """Register the streams, queries and sinks of a pipeline with an engine."""
+    for stream in pipeline.streams:
+        engine.stream(stream.name, _read(pipeline, stream, spark), ttl=stream.ttl)
+    for query in pipeline.queries:
+        handle = engine.query(query.name, query.sql)
+        if query.sink is not None:
+            kind, options = query.sink
+            handle.sink(kind, **options)
+
+
+def _read(pipeline: Pipeline, stream: StreamSpec, spark: SparkSession) -> DataFrame:
+    from pyspark.errors import PySparkException
+
+    where = f"{pipeline.file}: [streams.{stream.name}]"
+    reader = spark.readStream.format(stream.format).options(**stream.options)
+    try:
+        if stream.schema is not None:
+            reader = reader.schema(stream.schema)
+        frame = reader.load(stream.path) if stream.path is not None else reader.load()
+        if stream.watermark is not None:
+            frame = frame.withWatermark(*stream.watermark)
+    except PySparkException as error:
+        said = str(error).strip().splitlines()[0]
+        raise PipelineError("PIPELINE_STREAM", f"{where} cannot be opened: {said}", "correct the stream") from None
+    if stream.watermark is not None and stream.watermark[0] not in frame.columns:
+        known = ", ".join(frame.columns)
+        raise PipelineError(
+            "PIPELINE_STREAM", f"{where} watermark names {stream.watermark[0]!r}", f"use one of its columns: {known}"
+        )
+    return frame
+
+
+def _stream(table: _Table, name: str) -> StreamSpec:
+    table.allow("format", "path", "schema", "options", "watermark", "ttl")
+    kind = table.text("format", required=True) or ""
+    by_file = kind.lower() in FILE_FORMATS
+    watermark = table.text("watermark")
+    split = None
+    if watermark is not None:
+        column, comma, delay = (part.strip() for part in watermark.partition(","))
+        if not (column and comma and delay):
+            raise table.wrong("watermark", 'a column and a delay, such as "ts, 10 minutes"')
+        split = (column, delay)
+    return StreamSpec(
+        name=name,
+        format=kind,
+        path=table.path("path", required=by_file),
+        schema=table.text("schema", required=by_file),
+        options=dict(_flatten(table.table("options").values)),
+        watermark=split,
+        ttl=table.text("ttl"),
+    )
+
+
+def _query(table: _Table, name: str) -> QuerySpec:
+    table.allow("sql", "sql_file", "sink")
+    if ("sql" in table.values) == ("sql_file" in table.values):
+        raise PipelineError(
+            "PIPELINE_MISSING", f"{table.where} needs either sql or sql_file", "give exactly one of them"
+        )
+    sql = table.text("sql")
+    if sql is None:
+        sql_file = Path(table.path("sql_file", required=True) or "")
+        try:
+            sql = sql_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PipelineError(
+                "PIPELINE_FILE",
+                f"{table.where} sql_file {sql_file} cannot be read: {error}",
+                "give an existing text file",
+            ) from None
+    return QuerySpec(name, sql, _sink(table.table("sink")) if "sink" in table.values else None)
+
+
+def _sink(table: _Table) -> tuple[str, Mapping[str, Any]]:
+    kind = table.text("type", required=True) or ""
+    if kind not in SINKS:
+        near = _nearest(kind, SINKS)
+        raise PipelineError(
+            "PIPELINE_VALUE",
+            f"{table.where} type = {kind!r} is not a sink of a pipeline file{near}",
+            f"use one of: {', '.join(SINKS)}",
+        )
+    table.allow("type", *SINKS[kind])
+    return kind, {key: table.path(key, required=True) for key in SINKS[kind]}
+
+
+def _config(table: _Table) -> Config:
+    table.allow(*(field.name for field in dataclasses.fields(Config)))
+    try:
+        return Config(**table.values)
+    except (ConfigError, TypeError) as error:
+        cause, remedy = (
+            (error.cause, error.remedy) if isinstance(error, ConfigError) else (str(error), "correct the value")
+        )
+        raise PipelineError("PIPELINE_VALUE", f"{table.where} {cause}", remedy) from None
+
+
+def _every(table: _Table) -> str | None:
+    table.allow("available_now", "every")
+    every = table.text("every")
+    now = table.values.get("available_now", every is None)
+    if not isinstance(now, bool):
+        raise table.wrong("available_now", "true or false")
+    if now == (every is not None):
+        raise PipelineError(
+            "PIPELINE_VALUE",
+            f"{table.where} must say when to run",
+            'give either available_now = true or every = "1 second"',
+        )
+    return every
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A TOML table that knows where it stands, so that errors can say it."""
+
+    file: Path
+    name: str
+    values: Mapping[str, Any]
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}: [{self.name}]" if self.name else f"{self.file}:"
+
+    def allow(self, *known: str) -> None:
+        for key in self.values:
+            if key not in known:
+                raise self.unknown(key, known)
+
+    def unknown(self, key: str, known: Iterable[str]) -> PipelineError:
+        known = tuple(known)
+        return PipelineError(
+            "PIPELINE_KEY",
+            f"{self.where} {key!r} is not a known key{_nearest(key, known)}",
+            f"known: {', '.join(known)}",
+        )
+
+    def wrong(self, key: str, expected: str) -> PipelineError:
+        return PipelineError("PIPELINE_VALUE", f"{self.where} {key} = {self.values[key]!r}", f"give {expected}")
+
+    def text(self, key: str, required: bool = False) -> str | None:
+        value = self.values.get(key)
+        if value is None:
+            if required:
+                raise PipelineError("PIPELINE_MISSING", f"{self.where} {key} is missing", f"add {key} = …")
+            return None
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(key, "a text in quotes")
+        return value
+
+    def path(self, key: str, required: bool = False) -> str | None:
+        """A path as Spark takes it: URIs as they are, others relative to the file."""
+        value = self.text(key, required)
+        return value if value is None or "://" in value else str((self.file.parent / value).absolute())
+
+    def table(self, key: str, required: bool = False) -> _Table:
+        name = f"{self.name}.{key}" if self.name else key
+        value = self.values.get(key)
+        if value is None:
+            if required:
+                raise PipelineError("PIPELINE_MISSING", f"{self.file}: [{name}] is missing", f"add a table [{name}]")
+            value = {}
+        if not isinstance(value, dict):
+            raise self.wrong(key, f"a table, [{name}]")
+        return _Table(self.file, name, value)
+
+    def tables(self, what: str) -> list[tuple[str, _Table]]:
+        if not self.values:
+            raise PipelineError("PIPELINE_MISSING", f"{self.where} holds no {what}", f"add a table [{self.name}.NAME]")
+        return [(key, self.table(key)) for key in self.values]
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Nested tables as dotted keys and Spark's spelling of values: TOML reads a.b = true as {a: {b: True}}."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, tuple(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,145 @@
+"""Shows a run while it runs: a live table on a terminal, one line per epoch elsewhere.
+
+Everything shown comes from `run.last_progress` and `run.recent_progress`; the functions that turn a report into
+text or a table are pure.  Ctrl-C (or SIGTERM) stops the run between two looks at it; a second one insists.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from plait.engine import Run
+
+Progress = Mapping[str, Any]
+LOOK_EVERY_SECONDS = 0.2
+
+
+def watch(run: Run, console: Console) -> bool:
+    """Show `run` until it ends; True if the user stopped it.  A failed run raises its PlaitError."""
+    with _interrupts() as interrupted:
+        show = _show_live if console.is_terminal else _show_lines
+        show(run, console, interrupted)
+        if interrupted:
+            console.print("stopping …")
+            run.stop()
+        run.await_termination()
+    return bool(interrupted)
+
+
+def epoch_seconds(progress: Progress) -> float:
+    """How long an epoch took: its total if the report has one, else the sum of its steps.
+
+    >>> epoch_seconds({"seconds": {"probe": 0.5, "commit": 0.25}})
+    0.75
+    """
+    seconds: Mapping[str, float] = progress.get("seconds", {})
+    return seconds["total"] if "total" in seconds else sum(seconds.values())
+
+
+def epoch_line(progress: Progress) -> str:
+    """One epoch in one line.
+
+    >>> epoch_line({"epoch": 3, "rows_in": {"a": 10, "b": 20}, "rows_out": {"q": 7}, "state_rows": 90,
+    ...             "state_bytes": 2048, "seconds": {"probe": 0.5}})
+    'epoch 3: 30 rows in, 7 results, 60 rows/s, state 90 rows 2.0 KiB, 0.50 s'
+    """
+    rows, results, seconds = _total(progress, "rows_in"), _total(progress, "rows_out"), epoch_seconds(progress)
+    late = _total(progress, "rows_late")
+    return (
+        f"epoch {progress.get('epoch', '?')}: {rows:,} rows in, {results:,} results, "
+        f"{rows / seconds if seconds else 0:,.0f} rows/s, "
+        f"state {progress.get('state_rows', 0):,} rows {in_bytes(progress.get('state_bytes', 0))}, {seconds:.2f} s"
+        + (f", {late:,} late" if late else "")
+    )
+
+
+def in_bytes(n: float) -> str:
+    """A size for people.
+
+    >>> in_bytes(5 * 2**20)
+    '5.0 MiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def dashboard(history: Sequence[Progress]) -> RenderableType:
+    """All there is to see after the last of these epochs."""
+    if not history:
+        return "waiting for the first epoch …"
+    last = history[-1]
+    seconds = sum(epoch_seconds(p) for p in history)
+    rows = sum(_total(p, "rows_in") for p in history)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("epoch", f"{last.get('epoch')}", "this epoch", f"{epoch_seconds(last):.2f} s")
+    facts.add_row("rows in", f"{_total(last, 'rows_in'):,}", "rows/s", f"{rows / seconds if seconds else 0:,.0f}")
+    facts.add_row(
+        "results", f"{sum(_total(p, 'rows_out') for p in history):,}", "late", f"{_total(last, 'rows_late'):,}"
+    )
+    facts.add_row("state", f"{last.get('state_rows', 0):,} rows", "on disk", in_bytes(last.get("state_bytes", 0)))
+    steps = "  ".join(f"{step} {s:.3f}" for step, s in last.get("seconds", {}).items() if step != "total")
+    orders = Table("query", "input", "probes, in order", box=None)
+    for query, inputs in last.get("orders", {}).items():
+        for alias, order in inputs.items():
+            orders.add_row(query, alias, " → ".join(order))
+    return Group(facts, Text(f"seconds per step: {steps}"), orders)
+
+
+def _show_live(run: Run, console: Console, interrupted: Sequence[int]) -> None:
+    seen: dict[int, Progress] = {}
+    with Live(console=console, refresh_per_second=8, transient=False) as live:
+        while True:
+            active = run.is_active
+            seen.update((p["epoch"], p) for p in run.recent_progress)
+            live.update(dashboard([seen[e] for e in sorted(seen)]))
+            if interrupted or not active:
+                return
+            time.sleep(LOOK_EVERY_SECONDS)
+
+
+def _show_lines(run: Run, console: Console, interrupted: Sequence[int]) -> None:
+    shown = -1
+    while True:
+        active = run.is_active
+        for progress in run.recent_progress:
+            if progress["epoch"] > shown:
+                shown = progress["epoch"]
+                console.print(epoch_line(progress), soft_wrap=True, highlight=False)
+        if interrupted or not active:
+            return
+        time.sleep(LOOK_EVERY_SECONDS)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Collects the first SIGINT or SIGTERM instead of raising it: PySpark's handler would cancel the epoch's job."""
+    caught: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _total(progress: Progress, key: str) -> int:
+    return sum(progress.get(key, {}).values())

@@ -1,0 +1,1 @@
+"""5 MANY QUERIES: stores and probe trees that several queries use together."""

@@ -1,0 +1,50 @@
+"""How long a row can still be reached: the bound behind every removal from state.
+
+The windows of a query are difference constraints `z − x ≤ d` between event times; their shortest paths give the
+tightest implied bound between *any* two aliases, also those that no window names together.  A row of x with event
+time t can meet a future row of z only while z's time may still be at most t + d(z, x); rows of z at or below the
+watermark are dropped as late.  So once the watermark reaches t + d(z, x) for every other alias z, the row of x can
+take part in no further result.  An alias that no chain of windows bounds, or that has no watermark, keeps it for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+from plait.query.graph import JoinGraph
+from plait.query.relation import Relation
+
+Bounds = dict[tuple[str, str], int]
+
+
+def upper_bounds(graph: JoinGraph) -> Bounds:
+    """`(z, x) → d` such that every result has time(z) − time(x) ≤ d microseconds (Floyd–Warshall)."""
+    names = [alias.name for alias in graph.aliases]
+    bounds: Bounds = {(name, name): 0 for name in names}
+
+    def tighten(z: str, x: str, bound: int) -> None:
+        bounds[z, x] = min(bound, bounds.get((z, x), bound))
+
+    for window in graph.windows:
+        if window.upper_us is not None:
+            tighten(window.left.alias, window.right.alias, window.upper_us)
+        if window.lower_us is not None:
+            tighten(window.right.alias, window.left.alias, -window.lower_us)
+    for middle, z, x in product(names, repeat=3):
+        if (z, middle) in bounds and (middle, x) in bounds:
+            tighten(z, x, bounds[z, middle] + bounds[middle, x])
+    return bounds
+
+
+def keep_us(graph: JoinGraph, relations: Mapping[str, Relation]) -> dict[str, int | None]:
+    """For every alias, microseconds after its event time during which a row is needed; None is for ever."""
+    bounds = upper_bounds(graph)
+    kept: dict[str, int | None] = {}
+    for alias in graph.aliases:
+        others = [other for other in graph.aliases if other.name != alias.name]
+        reaches = [bounds.get((other.name, alias.name)) for other in others]
+        timed = all(relations[a.relation].time_column is not None for a in (*others, alias))
+        known = [reach for reach in reaches if reach is not None]
+        kept[alias.name] = max(known) if timed and len(known) == len(reaches) else None
+    return kept

@@ -1,0 +1,16 @@
+"""1 TEXT → GRAPH: Catalyst's optimised plan becomes a JoinGraph.
+
+    SQL text → catalyst.py     parse, analyse and optimise over empty stubs of the streams
+             → refusals.py     what is not an inner join of streams is refused, on the analysed plan
+             → multiway.py     TSC: the tree of binary joins becomes one multi-way join
+             → graph_rules.py  RULES below: conjuncts become filters, keys, windows, conditions
+             → JoinGraph
+
+`expressions.py` reads and prints Catalyst's expressions, `native.py` says which of them a join task evaluates
+itself, `windows.py` recognises bounds on event time, `durations.py` reads a TTL, and `residual.py` is what Spark
+still has to do to the joined rows.
+"""
+
+from plait.sql.graph_rules import RULES
+
+__all__ = ["RULES"]

@@ -1,0 +1,224 @@
+"""SQL text over registered streams becomes a JoinGraph, by reading Catalyst's optimised plan.
+
+Catalyst parses, resolves names and types, inlines sub-queries and CTEs, pushes filters down, infers that keys are not
+NULL and simplifies; we only read what it arrives at.  The streams are represented by empty stubs, temporary views in a
+*cloned* session, so that they meet neither the user's views nor a streaming source; every column of a stub carries in
+its metadata which stream and column it is, and keeps that mark through all rewriting.
+
+Nothing is executed: a text that is not a query is refused before Spark could run it.  Cost: about 30 ms per stream
+for the stubs, 0.1–0.5 s for Catalyst, 0.1 ms per py4j call for reading the plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType
+
+from plait.errors import QueryError, StreamError
+from plait.query.graph import JoinGraph
+from plait.query.relation import Relation
+from plait.sql.durations import parse_duration
+from plait.sql.expressions import Node, Printer, prints_faithfully, read, unprintable
+from plait.sql.graph_rules import Draft, build_graph
+from plait.sql.multiway import COLUMN_KEY, STREAM_KEY, items, two_step_convert, written_inputs
+from plait.sql.refusals import refuse_constructs
+
+_DELAY_KEY = "spark.watermarkDelayMs"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# The optimiser should depend on the text alone: no statistics, no run-time filters, no caches of the user's.
+_SETTINGS = {
+    "spark.sql.cbo.enabled": "false",
+    "spark.sql.cbo.joinReorder.enabled": "false",
+    "spark.sql.optimizer.runtime.bloomFilter.enabled": "false",
+    "spark.sql.optimizer.dynamicPartitionPruning.enabled": "false",
+}
+
+
+def read_graph(
+    spark: SparkSession, relations: Mapping[str, Relation], schemas: Mapping[str, StructType], sql: str
+) -> JoinGraph:
+    """The join graph of a query over the registered streams, or a QueryError that says what cannot be joined."""
+    jvm: Any = spark._jvm
+    session = _stub_session(spark, schemas)
+    with _explained(sorted(relations)):
+        analysed = _analyse(jvm, session, sql)
+        refuse_constructs(analysed)
+        written = written_inputs(analysed, sorted(relations))
+        optimised = _execution(jvm, session, analysed).optimizedPlan()
+    order = {first: place for place, (first, _) in enumerate(written)}
+    join = two_step_convert(optimised, order, jvm.PythonUtils.toSeq)
+    aliases = _distinct([dict(written).get(leaf.id, leaf.stream) for leaf in join.leaves])
+    columns = tuple(tuple(c.column.name for c in leaf.columns if c.column) for leaf in join.leaves)
+    draft = Draft(
+        join=join,
+        names=aliases,
+        output_names=tuple(str(attribute.name()) for attribute in items(analysed.output())),
+        relations=relations,
+        printer=Printer(aliases, columns, _keywords(jvm)),
+        pending=list(join.conjuncts),
+        filters=[{} for _ in join.leaves],
+    )
+    graph = build_graph(sql, draft)
+    doubtful = [node for node in draft.left_to_spark if not prints_faithfully(node)]
+    if doubtful and not _reads_back(spark, session, draft, doubtful):
+        for node in doubtful:
+            if not _reads_back(spark, session, draft, [node]):
+                raise unprintable(draft.printer.over_join(node))
+    return graph
+
+
+def _reads_back(spark: SparkSession, session: Any, draft: Draft, nodes: list[Node]) -> bool:
+    """Whether the nodes' texts, parsed and optimised again over a stub of the joined rows, are the nodes again."""
+    jvm: Any = spark._jvm
+    columns = [node for leaf in draft.join.leaves for node in leaf.columns]
+    schema = jvm.org.apache.spark.sql.types.StructType()
+    for alias, leaf in zip(draft.names, draft.join.leaves, strict=True):
+        for node in leaf.columns:
+            schema = schema.add(f"{alias}.{node.column.name if node.column else ''}", node.jvm.dataType(), True)
+    joined = session.createDataFrame(spark._jsc.emptyRDD(), schema)
+    known = {a.exprId().id(): node for a, node in zip(items(joined.logicalPlan().output()), columns, strict=True)}
+    to_seq = jvm.PythonUtils.toSeq
+    texts = to_seq([draft.printer.over_join(node) for node in nodes])
+    try:
+        with _quiet():
+            plan = joined.selectExpr(texts).queryExecution().optimizedPlan()
+    except (AnalysisException, ParseException):
+        return False
+    again = [read(expression, known, to_seq) for expression in items(plan.expressions())]
+    return len(again) == len(nodes) and all(
+        one.template == other.template and one.jvm.semanticEquals(other.jvm)
+        for one, other in zip(nodes, again, strict=True)
+    )
+
+
+def _stub_session(spark: SparkSession, schemas: Mapping[str, StructType]) -> Any:
+    session = spark._jsparkSession.cloneSession()
+    for key, value in _SETTINGS.items():
+        session.conf().set(key, value)
+    jvm: Any = spark._jvm
+    for name, schema in schemas.items():
+        marked = StructType(
+            [StructField(f.name, f.dataType, f.nullable, {STREAM_KEY: name, COLUMN_KEY: f.name}) for f in schema.fields]
+        )
+        jschema = jvm.org.apache.spark.sql.types.DataType.fromJson(marked.json())
+        session.createDataFrame(spark._jsc.emptyRDD(), jschema).createOrReplaceTempView(name)
+    return session
+
+
+def _analyse(jvm: Any, session: Any, sql: str) -> Any:
+    """The analysed plan with CTEs inlined: each of their uses then has columns of its own."""
+    analysed = _execution(jvm, session, session.sessionState().sqlParser().parsePlan(sql)).analyzed()
+    if analysed.getClass().getSimpleName() != "WithCTE":
+        return analysed
+    inline = jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE
+    return _execution(jvm, session, inline(True, False, False).apply(analysed)).analyzed()
+
+
+def _execution(jvm: Any, session: Any, plan: Any) -> Any:
+    skip = jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
+    return session.sessionState().executePlan(plan, skip)
+
+
+def _keywords(jvm: Any) -> frozenset[str]:
+    words = jvm.org.apache.spark.sql.catalyst.util.SQLKeywordUtils.keywords()
+    # Letters such as X'1f' are words only before a quote.
+    return frozenset(word for word in str(words.mkString(" ")).split() if len(word) > 1)
+
+
+def _distinct(names: list[str]) -> tuple[str, ...]:
+    """Alias names told apart by a suffix: t, t_2, t_3."""
+    found: list[str] = []
+    for name in names:
+        number, unique = 1, name
+        while unique.lower() in (other.lower() for other in found):
+            number += 1
+            unique = f"{name}_{number}"
+        found.append(unique)
+    return tuple(found)
+
+
+@contextmanager
+def _explained(known: list[str]) -> Iterator[None]:
+    """Spark's errors as ours; its own logging of them is kept quiet, since the error says it all."""
+    try:
+        with _quiet():
+            yield
+    except ParseException as error:
+        raise QueryError("SYNTAX", _first_line(error), "correct the SQL text") from error
+    except AnalysisException as error:
+        raise _explain(error, known) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("SQLQueryContextLogger")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
+
+
+def _explain(error: AnalysisException, known: list[str]) -> QueryError:
+    condition = error.getCondition() or ""
+    detail: dict[str, str] = error.getMessageParameters() or {}
+    if condition.startswith("TABLE_OR_VIEW_NOT_FOUND"):
+        name = detail.get("relationName", "").replace("`", "")
+        return QueryError(
+            "UNKNOWN_STREAM",
+            f"no stream is called {name}",
+            f"register it with engine.stream(…), or use one of: {', '.join(known) or 'none registered yet'}",
+        )
+    if condition.startswith(("UNRESOLVED_COLUMN", "UNRESOLVED_USING_COLUMN")):
+        name = detail.get("objectName", detail.get("colName", "")).replace("`", "")
+        close = detail.get("proposal", detail.get("suggestion", "")).replace("`", "")
+        return QueryError(
+            "UNKNOWN_COLUMN", f"no column is called {name}", f"did you mean one of: {close}" if close else ""
+        )
+    return QueryError("ANALYSIS", _first_line(error), "correct the query as Spark's message says")
+
+
+def _first_line(error: Any) -> str:
+    text = str(error).strip()
+    return re.sub(r"\s*SQLSTATE: \w+", "", text.split("\n\n")[0].split(";\n")[0]).replace("\n", " ").strip()
+
+
+def relation_of(name: str, df: DataFrame, ttl: str | None = None) -> Relation:
+    """A stream as the planner sees it: columns, event time and delay as `withWatermark` left them, TTL."""
+    if not _NAME.fullmatch(name):
+        raise StreamError("NAME", f"{name!r} cannot name a stream", "use letters, digits and underscores")
+    if not df.isStreaming:
+        raise StreamError("NOT_STREAMING", f"the DataFrame of {name} is not streaming", "read it with spark.readStream")
+    seen: set[str] = set()
+    for field in df.schema.fields:
+        if field.name.lower() in seen:
+            raise StreamError(
+                "DUPLICATE_COLUMN", f"stream {name} has two columns called {field.name!r}", "rename or drop one of them"
+            )
+        seen.add(field.name.lower())
+    times = [field for field in df.schema.fields if _DELAY_KEY in field.metadata]
+    if len(times) > 1:
+        raise StreamError(
+            "WATERMARK",
+            f"stream {name} has watermarks on several columns: {', '.join(f.name for f in times)}",
+            "call withWatermark once, on the column that the queries' time bounds use",
+        )
+    try:
+        ttl_us = None if ttl is None else parse_duration(ttl)
+    except ValueError as error:
+        raise StreamError("TTL", f"the TTL of stream {name}: {error}", 'write, for example, "7 days"') from error
+    return Relation(
+        name=name,
+        columns=tuple((field.name, field.dataType.simpleString()) for field in df.schema.fields),
+        time_column=times[0].name if times else None,
+        delay_ms=int(times[0].metadata[_DELAY_KEY]) if times else None,
+        ttl_us=ttl_us,
+    )

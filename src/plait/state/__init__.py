@@ -1,0 +1,1 @@
+"""7 WHERE ROWS REST: segments, tiers, manifests."""

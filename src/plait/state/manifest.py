@@ -1,0 +1,248 @@
+"""Manifests: what each epoch committed.  A file that no manifest names does not exist.
+
+Contract.  `log/<epoch>.json` is created with put-if-absent; its creation is the commit of the epoch.  Epochs are
+numbered 0, 1, 2 … without gaps.  Every n-th manifest is a snapshot that lists all live segments, so a restart reads
+the newest snapshot and what follows.  A file begins with `plait-manifest <format> <xxh3-128 of the rest>`.
+
+Invariant.  `live()` is the state after the last committed epoch, or raises; a flipped bit, a truncated file or a
+missing number are never taken for a smaller state.  `LiveState.after` says the same without reading anything.
+
+Cost.  An append is one small file and two fsyncs; `live()` reads at most `Config.snapshot_every` files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from plait.errors import CheckpointError, CorruptionError
+from plait.state.files import numbered, read_file, replace_file, unlink_older
+from plait.state.files import put_if_absent as put_if_absent
+from plait.state.segment import RESTORE, SegmentInfo
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """Joined rows of a query that rest in the checkpoint."""
+
+    query: str
+    path: str
+    rows: int
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One committed epoch.  `snapshot` are all segments live after it, where it carries them."""
+
+    epoch: int
+    token: int
+    plan: str
+    source: str
+    """Digest of Spark's offsets of this epoch."""
+    clock_us: int
+    watermark_ms: int | None
+    max_event_ms: dict[str, int]
+    added: tuple[SegmentInfo, ...]
+    removed: tuple[str, ...]
+    """Paths."""
+    results: tuple[ResultFile, ...]
+    rows_in: dict[str, int]
+    rows_late: dict[str, int]
+    rows_out: dict[str, int]
+    snapshot: tuple[SegmentInfo, ...] | None
+
+    def encode(self) -> bytes:
+        """The bytes of its file."""
+        return seal("plait-manifest", dataclasses.asdict(self))
+
+    @staticmethod
+    def decode(data: bytes, where: str = "a manifest") -> Manifest:
+        """The inverse of `encode`; `where` names the file in errors."""
+        value = unseal("plait-manifest", data, where, "MANIFEST_CORRUPT")
+        try:
+            value["added"] = tuple(SegmentInfo.from_json(v) for v in value["added"])
+            value["removed"] = tuple(value["removed"])
+            value["results"] = tuple(ResultFile(**v) for v in value["results"])
+            if value["snapshot"] is not None:
+                value["snapshot"] = tuple(SegmentInfo.from_json(v) for v in value["snapshot"])
+            return Manifest(**value)
+        except (KeyError, TypeError) as error:
+            raise CorruptionError("MANIFEST_CORRUPT", f"{where} lacks something: {error}", RESTORE) from error
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """What is true after an epoch: live segments by store, watermark, clock.  Epoch −1 is before the first."""
+
+    epoch: int = -1
+    segments: dict[str, tuple[SegmentInfo, ...]] = field(default_factory=dict)
+    watermark_ms: int | None = None
+    max_event_ms: dict[str, int] = field(default_factory=dict)
+    clock_us: int = 0
+    token: int = 0
+
+    def after(self, manifest: Manifest) -> LiveState:
+        """The state after one more epoch; a snapshot stands for itself."""
+        if manifest.snapshot is not None:
+            alive: Iterable[SegmentInfo] = manifest.snapshot
+        elif manifest.epoch != self.epoch + 1:
+            raise _missing(self.epoch + 1, manifest.epoch)
+        else:
+            gone = set(manifest.removed)
+            before = (info for infos in self.segments.values() for info in infos)
+            alive = [info for info in (*before, *manifest.added) if info.path not in gone]
+        segments: dict[str, list[SegmentInfo]] = {}
+        for info in alive:
+            segments.setdefault(info.store, []).append(info)
+        return LiveState(
+            epoch=manifest.epoch,
+            segments={store: tuple(infos) for store, infos in segments.items()},
+            watermark_ms=manifest.watermark_ms,
+            max_event_ms={**self.max_event_ms, **manifest.max_event_ms},
+            clock_us=manifest.clock_us,
+            token=manifest.token,
+        )
+
+
+def _missing(epoch: int, found: int) -> CorruptionError:
+    return CorruptionError("MANIFEST_MISSING", f"the manifest of epoch {epoch} is gone, but {found} exists", RESTORE)
+
+
+class ManifestLog:
+    """The manifests in one directory, and the sinks' receipts in `receipts` beside it."""
+
+    def __init__(self, directory: str, sync: bool) -> None:
+        self.directory = directory
+        self.receipts = os.path.join(os.path.dirname(os.path.abspath(directory)), "receipts")
+        self.sync = sync
+        self._results: dict[int, tuple[str, ...]] = {}
+
+    def append(self, manifest: Manifest) -> None:
+        """Commit an epoch.  It must not be committed yet."""
+        path = self._path(manifest.epoch)
+        if not put_if_absent(path, manifest.encode(), self.sync):
+            raise CheckpointError(
+                "EPOCH_COMMITTED_ELSEWHERE",
+                f"epoch {manifest.epoch} already has its manifest {path}",
+                "another driver runs on this checkpoint: stop one of them, then restart the other",
+            )
+
+    def read(self, epoch: int) -> Manifest | None:
+        """The manifest of an epoch, or None if it is not committed."""
+        path = self._path(epoch)
+        data = read_file(path)
+        if data is None:
+            return None
+        manifest = Manifest.decode(data, path)
+        if manifest.epoch != epoch:
+            raise CorruptionError("MANIFEST_CORRUPT", f"{path} holds epoch {manifest.epoch}", RESTORE)
+        return manifest
+
+    def epochs(self) -> list[int]:
+        """The committed epochs whose manifests are still there, ascending."""
+        return numbered(self.directory)
+
+    def last(self) -> int | None:
+        """The last committed epoch."""
+        return max(self.epochs(), default=None)
+
+    def live(self) -> LiveState:
+        """The state after the last committed epoch."""
+        pending: list[Manifest] = []
+        for epoch in reversed(self.epochs()):
+            pending.append(self._read_existing(epoch))
+            if pending[-1].snapshot is not None:
+                break
+        # `after` refuses a gap, and a first manifest that is neither epoch 0 nor a snapshot.
+        state = LiveState()
+        for manifest in reversed(pending):
+            state = state.after(manifest)
+        return state
+
+    def results(self) -> Iterator[ResultFile]:
+        """The result files of all epochs, in order."""
+        for epoch in self.epochs():
+            yield from self._read_existing(epoch).results
+
+    def record_receipt(self, epoch: int, queries: Iterable[str]) -> None:
+        """Note that the sinks of these queries have taken the epoch; those noted before stay noted."""
+        known = self.receipt(epoch) | set(queries)
+        path = os.path.join(self.receipts, f"{epoch:012d}.json")
+        replace_file(path, seal("plait-receipt", {"epoch": epoch, "queries": sorted(known)}), self.sync)
+
+    def receipt(self, epoch: int) -> set[str]:
+        """The queries whose sinks have taken the epoch."""
+        path = os.path.join(self.receipts, f"{epoch:012d}.json")
+        data = read_file(path)
+        return set() if data is None else set(unseal("plait-receipt", data, path, "RECEIPT_CORRUPT")["queries"])
+
+    def prune(self, older_than: float, keep_results: Set[str]) -> int:
+        """Delete manifests before the newest snapshot that name no result file to keep, with their receipts.
+
+        Returns how many files.  A receipt outlives its manifest never, and is not deleted before it.
+        """
+        epochs = self.epochs()
+        newest = next((e for e in reversed(epochs) if self._read_existing(e).snapshot is not None), 0)
+        deleted = 0
+        for epoch in epochs[: bisect_left(epochs, newest)]:
+            if epoch not in self._results:
+                self._results[epoch] = tuple(file.path for file in self._read_existing(epoch).results)
+            if keep_results.isdisjoint(self._results[epoch]) and unlink_older(self._path(epoch), older_than):
+                deleted += 1
+                del self._results[epoch]
+        left = set(self.epochs())
+        for epoch in numbered(self.receipts):
+            if epoch < newest and epoch not in left:
+                deleted += unlink_older(os.path.join(self.receipts, f"{epoch:012d}.json"), older_than)
+        return deleted
+
+    def _read_existing(self, epoch: int) -> Manifest:
+        manifest = self.read(epoch)
+        if manifest is None:
+            raise _missing(epoch, epoch + 1)
+        return manifest
+
+    def _path(self, epoch: int) -> str:
+        return os.path.join(self.directory, f"{epoch:012d}.json")
+
+
+def seal(kind: str, value: dict[str, Any]) -> bytes:
+    """A JSON object behind a line that names its kind, format and checksum."""
+    body = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return f"{kind} {FORMAT} {xxhash.xxh3_128_hexdigest(body)}\n".encode() + body
+
+
+def unseal(kind: str, data: bytes, where: str, code: str) -> dict[str, Any]:
+    """The inverse of `seal`; raises CorruptionError `code` if the bytes are not what was sealed."""
+    head, _, body = data.partition(b"\n")
+    words = head.split(b" ")
+    if len(words) != 3 or words[0] != kind.encode() or not words[1].isdigit():
+        raise CorruptionError(code, f"{where} does not begin as a {kind} file does", RESTORE)
+    if words[2] != xxhash.xxh3_128_hexdigest(body).encode():
+        raise CorruptionError(code, f"the bytes of {where} are not those that were written", RESTORE)
+    refuse_newer(int(words[1]), where)
+    if words[1] != str(FORMAT).encode():
+        raise CorruptionError(code, f"{where} says format {int(words[1])}, which never was", RESTORE)
+    value: dict[str, Any] = json.loads(body)
+    return value
+
+
+def refuse_newer(found: int, where: str) -> None:
+    """Raise if `where` is of a format this version does not know."""
+    if found > FORMAT:
+        raise CheckpointError(
+            "FORMAT_NEWER",
+            f"{where} has format {found}; this version of plait reads formats up to {FORMAT}",
+            "upgrade plait",
+        )

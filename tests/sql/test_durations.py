@@ -1,0 +1,35 @@
+"""Lengths of time as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.sql.durations import parse_duration
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7 days", 604_800),
+        ("30 minutes", 1_800),
+        ("1 hour 30 minutes", 5_400),
+        ("1d", 86_400),
+        ("1.5 h", 5_400),
+        ("INTERVAL '2' weeks", None),
+        ("INTERVAL 2 weeks", 1_209_600),
+        ("250 ms", 0.25),
+        (" 1  Day , 2 HOURS ", 93_600),
+    ],
+)
+def test_a_duration_is_read_in_microseconds(text: str, seconds: float | None) -> None:
+    if seconds is None:
+        with pytest.raises(ValueError, match="is not a length of time"):
+            parse_duration(text)
+    else:
+        assert parse_duration(text) == seconds * 1_000_000
+
+
+@pytest.mark.parametrize("text", ["", "days", "5", "0 seconds", "-3 days", "1 month", "2 years", "1 fortnight", "1 day!"])
+def test_what_is_no_fixed_positive_length_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not|no fixed length|unknown unit"):
+        parse_duration(text)

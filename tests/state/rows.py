@@ -1,0 +1,72 @@
+"""Stores and tables that the tests of this folder share."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+
+from plait.query.graph import is_exact_key
+from plait.query.plan import Key, Store
+from plait.query.relation import ColumnDef
+from plait.state.keys import hash_key
+from plait.state.segment import SegmentInfo, write_segment
+
+UTC = datetime.UTC
+DAY = datetime.date(2024, 2, 29)
+MOMENT = datetime.datetime(2024, 2, 29, 12, 30, 15, 123456)
+
+KEYS: dict[str, tuple[pa.DataType, list[object]]] = {
+    "tinyint": (pa.int8(), [-128, -1, 0, 1, 127]),
+    "smallint": (pa.int16(), [-32768, -1, 0, 1, 32767]),
+    "int": (pa.int32(), [-(2**31), -1, 0, 1, 2**31 - 1]),
+    "bigint": (pa.int64(), [-(2**63), -1, 0, 1, 2**63 - 1]),
+    "boolean": (pa.bool_(), [True, False, True, True, False]),
+    "date": (pa.date32(), [DAY, DAY, datetime.date(1900, 1, 1), datetime.date(1970, 1, 1), DAY]),
+    "timestamp": (pa.timestamp("us", "UTC"), [MOMENT.replace(tzinfo=UTC, second=s) for s in range(5)]),
+    "timestamp_ntz": (pa.timestamp("us"), [MOMENT.replace(second=s) for s in range(5)]),
+    "float": (pa.float32(), [0.0, 1.5, -1.5, float("inf"), 3.0]),
+    "double": (pa.float64(), [0.0, 1.5, 1e300, float("-inf"), 0.1]),
+    "decimal(18,2)": (pa.decimal128(18, 2), [Decimal(n).scaleb(-2) for n in (0, -1, 1, 10**18 - 1, -(10**18) + 1)]),
+    "decimal(38,0)": (pa.decimal128(38, 0), [Decimal(n) for n in (0, -1, 2**63, 10**38 - 1, -(10**38) + 1)]),
+    "string": (pa.string(), ["", "a", "ab", "eight ch", "żółć and a longer one"]),
+    "binary": (pa.binary(), [b"", b"\0", b"\0\0", b"12345678", b"123456789"]),
+}
+"""Every key type: its Arrow type and five values."""
+
+PAYLOAD = pa.struct({"tags": pa.list_(pa.string()), "scores": pa.map_(pa.string(), pa.float64())})
+
+
+def key(*columns: tuple[str, str]) -> Key:
+    kinds = tuple(kind for _, kind in columns)
+    return Key(tuple(name for name, _ in columns), kinds, len(columns) == 1 and is_exact_key(kinds[0]))
+
+
+def store(
+    by: Key | None = None, *, name: str = "orders by k", time: str | None = None, keep_us: int | None = None,
+    ttl_us: int | None = None, columns: tuple[str, ...] = ("k",),
+) -> Store:  # fmt: skip
+    defs = tuple(ColumnDef(c, c, "bigint") for c in columns)
+    return Store(name, "orders", by or key(("k", "bigint")), defs, False, time, keep_us, ttl_us)
+
+
+def sorted_rows(table: pa.Table, by: Key) -> tuple[pa.Table, np.ndarray]:
+    hashes = hash_key(table, by)
+    order = np.argsort(hashes, kind="stable")
+    return table.take(order), hashes[order]
+
+
+def write(directory: object, of: Store, table: pa.Table, epoch: int = 0, tier: int = 0) -> SegmentInfo:
+    rows, hashes = sorted_rows(table, of.key)
+    return write_segment(str(directory), of, rows, hashes, epoch=epoch, tier=tier, sync=False)
+
+
+def info(n: int = 0, **changes: object) -> SegmentInfo:
+    plain = SegmentInfo(
+        store="s", path=f"aa/{n:032x}.arrow", epoch=n, tier=0, rows=10, keys=5, bytes=1000, checksum="00",
+        lo_group=0, hi_group=1024, min_time=None, max_time=None, max_arrived=None, homogeneous=True,
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]

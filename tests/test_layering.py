@@ -1,0 +1,70 @@
+"""Who may import whom.  The rules of the design, checked on the source text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import plait
+
+ROOT = Path(plait.__file__).parent
+PLANNING = ("sql", "catalog", "stats", "order", "share")
+EXECUTION = ("runtime", "state", "kernels")
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return parts[0] if len(parts) > 1 else path.stem
+
+
+def ours(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imports(path) if name.startswith("plait.")}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_layers_only_look_where_they_may(path: Path) -> None:
+    here, used = layer(path), ours(path)
+    if here == "kernels":
+        foreign = {n.split(".")[0] for n in imports(path)} & {"pyarrow", "pyspark", "pandas", "xxhash"}
+        assert not foreign
+        assert used <= {"kernels"}
+    if here == "state":
+        assert used <= {"state", "kernels", "query", "config", "errors"}
+    if here == "query":
+        assert used <= {"query", "errors"}
+    if here in PLANNING:
+        assert not used & set(EXECUTION)
+    if here == "runtime":
+        # Spark's own part of a query (sql/residual.py) is the one thing execution takes from the SQL side.
+        assert used & set(PLANNING) <= {"sql"}
+        assert not any(n.startswith("plait.sql") and "residual" not in n for n in imports(path) if n != "plait.sql")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_spark_appears_only_where_it_must(path: Path) -> None:
+    here = str(path.relative_to(ROOT))
+    if any(name.split(".")[0] in ("pyspark", "py4j") for name in imports(path)):
+        allowed = ("sql/catalyst.py", "sql/residual.py", "runtime/", "engine.py", "serve/", "testing.py")
+        assert here.startswith(allowed), f"{here} imports pyspark"
+
+
+def test_no_pickle_rests_on_disk() -> None:
+    users = [p for p in modules() if {"pickle", "cloudpickle", "dill", "joblib"} & set(imports(p))]
+    assert users == []
