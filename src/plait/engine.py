@@ -9,7 +9,8 @@ from collections import deque
 from functools import partial, reduce
 from typing import Any
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -22,7 +23,7 @@ from plait.query.graph import JoinGraph
 from plait.query.plan import Plan
 from plait.query.relation import Relation
 from plait.runtime.bucketise import bucketised
-from plait.runtime.epoch import Driver, run_epoch
+from plait.runtime.epoch import Driver, refuse_gap, run_epoch
 from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep, Sink, make_sink
@@ -50,6 +51,7 @@ class Engine:
         self._graphs: dict[str, JoinGraph] = {}
         self._sinks: dict[str, Sink] = {}
         self._run: Run | None = None
+        self._closed = False
 
     def stream(self, name: str, df: DataFrame, ttl: str | None = None) -> None:
         """Registers a streaming DataFrame.  Its watermark comes from `df.withWatermark`; `ttl` bounds its state.
@@ -57,6 +59,10 @@ class Engine:
         With a TTL a row can be matched for that long after the epoch in which it arrived.
         """
         self._refuse_if_running("a stream cannot be added")
+        if not hasattr(df, "_jdf"):
+            raise StreamError(
+                "NOT_STREAMING", f"{name} is not a DataFrame of a classic session", "read it with spark.readStream"
+            )
         if name in self._relations:
             raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
         self._relations[name] = relation_of(name, df, ttl)
@@ -92,7 +98,8 @@ class Engine:
         if available_now and every is not None:
             raise StreamError("TRIGGER", "available_now and every exclude each other", "give one of them")
         plan = self.plan
-        self._check_catalog(plan)
+        live = self.checkpoint.log.live()
+        refuse_gap(self.checkpoint)
         rows = ResultRows(self.spark, plan, self.checkpoint)
         driver = Driver(
             spark=self.spark,
@@ -101,12 +108,14 @@ class Engine:
             config=self.config,
             sinks=self._sinks,
             rows=rows,
-            live=self.checkpoint.log.live(),
+            live=live,
             verified_dir=_verified_dir(self.checkpoint),
             watermark_policy=self.spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min") or "min",
             progress=deque(maxlen=self.config.history),
         )
-        buckets = reduce(DataFrame.union, [bucketised(self._frames[i.relation], i) for i in plan.inputs])
+        # Spark's checkpoint knows sources by position: it must not depend on the order of registration.
+        inputs = sorted(plan.inputs, key=lambda i: i.relation)
+        buckets = reduce(DataFrame.union, [bucketised(self._frames[i.relation], i) for i in inputs])
         writer = (
             buckets.writeStream.queryName(f"plait-{self.checkpoint.id[:8]}-{self.checkpoint.token}")
             .option("checkpointLocation", f"file://{os.path.abspath(self.checkpoint.spark_dir)}")
@@ -115,16 +124,27 @@ class Engine:
         if available_now:
             writer = writer.trigger(availableNow=True)
         elif every is not None:
-            writer = writer.trigger(processingTime=every)
-        self._run = Run(writer.start(), driver)
+            try:
+                writer = writer.trigger(processingTime=every)
+            except PySparkException as error:
+                cause = f"every={every!r} is not a time between epochs"
+                raise StreamError("TRIGGER", cause, 'write, for example, "1 second"') from error
+        self._check_catalog(plan)
+        try:
+            self._run = Run(writer.start(), driver)
+        except (PySparkException, Py4JError) as error:
+            raise translated(error) from error
         return self._run
 
     def close(self) -> None:
         """Stops the run, if any, and lets the checkpoint go."""
-        if self._run is not None:
-            self._run.stop()
-        shutil.rmtree(_verified_dir(self.checkpoint), ignore_errors=True)
-        self.checkpoint.close()
+        self._closed = True
+        try:
+            if self._run is not None:
+                self._run.stop()
+        finally:
+            shutil.rmtree(_verified_dir(self.checkpoint), ignore_errors=True)
+            self.checkpoint.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -142,6 +162,8 @@ class Engine:
             refuse_changes(before, now)
 
     def _refuse_if_running(self, what: str) -> None:
+        if self._closed:
+            raise StreamError("CLOSED", f"the engine is closed: {what}", "make a new engine on the same checkpoint")
         if self._run is not None and self._run.is_active:
             raise StreamError("RUNNING", f"the engine is running: {what}", "stop the run first")
 
@@ -169,6 +191,7 @@ class QueryHandle:
         sink = engine._sinks[self.name]
         rows = ResultRows(engine.spark, engine.plan, engine.checkpoint)
         if sink.keeps_rows:
+            refuse_gap(engine.checkpoint)
             return rows.all(self.name)
         delivered = sink.results(engine.spark, rows.schema(self.name))
         if delivered is None:
@@ -199,13 +222,18 @@ class Run:
                 self._query.awaitTermination()
                 return True
             return bool(self._query.awaitTermination(timeout))  # type: ignore[arg-type]
-        except StreamingQueryException as error:
+        except (PySparkException, Py4JError, OSError) as error:
             raise self._failure(error) from error
 
     def stop(self) -> None:
         """Stops after the running epoch; what is committed stays, the rest is read again on the next start."""
-        if self._query.isActive:
-            self._query.stop()
+        try:
+            if self._query.isActive:
+                self._query.stop()
+        except (Py4JError, OSError) as error:
+            # With the JVM gone nothing runs any more.
+            if translated(error).code != "SPARK_LOST":
+                raise translated(error) from error
 
     @property
     def exception(self) -> PlaitError | None:

@@ -143,7 +143,7 @@ def document() -> dict[str, Any]:
 def test_the_report_names_failures_and_differences(tmp_path: Path) -> None:
     text = report.write("tpcds", document(), tmp_path)
     assert "| Plait | 2.00 |" in text
-    assert "4.50× as long" in text
+    assert "4.50× as long.  **Not a fair comparison" in text
     assert "**NO**" in text
     assert "out of memory" in text
     assert "| addBatch | 300 | 100 |" in text

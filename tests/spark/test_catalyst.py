@@ -14,23 +14,25 @@ import operator
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from plait.errors import PlaitError, StreamError
 from plait.query.expr import ColumnRef, Expr, Literal
 from plait.query.graph import JoinGraph
 from plait.query.plan import QueryPlan
 from plait.query.relation import Relation
-from plait.sql.catalyst import read_graph, relation_of
-from plait.sql.expressions import quote
+from plait.sql.catalyst import read_graph, relation_of, reserved_words
+from plait.sql.expressions import Printer, quote
+from plait.sql.multiway import items
 from plait.sql.residual import finish
 
 pytestmark = pytest.mark.spark
@@ -54,7 +56,7 @@ TIMES = dict.fromkeys(("orders", "lines", "payments", "refunds"), "ts")
 @cache
 def schemas() -> dict[str, StructType]:
     """Spark parses DDL only once it runs."""
-    return {name: StructType.fromDDL(ddl) for name, ddl in DDL.items()}
+    return {name: cast(StructType, StructType.fromDDL(ddl)) for name, ddl in DDL.items()}
 
 
 @cache
@@ -76,11 +78,15 @@ def session(spark: SparkSession) -> SparkSession:
     """A session with a table that is no stream, a Python function, and small data under the streams' names."""
     fresh = spark.newSession()
     fresh.conf.set("spark.sql.session.timeZone", "UTC")
-    fresh.conf.set("spark.sql.autoBroadcastJoinThreshold", str(10 << 20))
+    # The oracle's queries are tiny: compiling code for them would take most of their time.
+    fresh.conf.set("spark.sql.codegen.wholeStage", "false")
+    fresh.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    fresh.conf.set("spark.sql.shuffle.partitions", "1")
+    fresh.conf.set("spark.sql.adaptive.enabled", "false")
     fresh.range(3).createOrReplaceTempView("dimension")
     fresh.udf.register("python_upper", lambda s: s.upper())
     for name, schema in schemas().items():
-        fresh.createDataFrame(list(rows_of(schema)), schema).createOrReplaceTempView(name)
+        fresh.createDataFrame(list(rows_of(schema)), schema).coalesce(1).localCheckpoint().createOrReplaceTempView(name)
     return fresh
 
 
@@ -208,7 +214,7 @@ def micros(ref: ColumnRef) -> Column:
     return F.unix_micros(column(ref).cast("timestamp"))
 
 
-BINARY = {
+BINARY: dict[str, Callable[..., Column]] = {
     "=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
     "and": operator.and_, "or": operator.or_, "+": operator.add, "-": operator.sub, "*": operator.mul,
 }  # fmt: skip
@@ -227,7 +233,7 @@ def evaluate(expr: Expr) -> Column:
     args = [evaluate(arg) for arg in expr.args]
     if expr.op in BINARY:
         return BINARY[expr.op](*args)
-    others = {
+    others: dict[str, Callable[..., Column]] = {
         "not": lambda a: ~a,
         "isnull": lambda a: a.isNull(),
         "isnotnull": lambda a: a.isNotNull(),
@@ -299,6 +305,23 @@ def test_a_scala_function_of_the_session_is_printed_by_name(session: SparkSessio
     assert str(graph.equalities[0]) == "o.=(id * 2) = g.id"
 
 
+def test_every_keyword_can_be_a_column(session: SparkSession) -> None:
+    words = [row.keyword.lower() for row in session.sql("SELECT * FROM sql_keywords()").collect()]
+    schema = StructType([StructField(word, StringType()) for word in words])
+    printer = Printer((), (), reserved_words(session._jvm))
+    shapes = "(({0} > 'a') OR ({0} IS NULL) OR (NOT {0} LIKE 'x') OR (upper({0}) = {0}))"
+    tests = " AND ".join(shapes.format(printer.identifier(word)) for word in words)
+    condition = session.createDataFrame([], schema).where(tests)._jdf.queryExecution().analyzed().condition()
+    assert {a.name() for a in items(condition.references().toSeq())} == set(words)
+
+
+def test_a_refused_query_leaves_sparks_own_errors_as_they_are(session: SparkSession) -> None:
+    with pytest.raises(PlaitError, match="UNKNOWN_STREAM"):
+        read(session, "SELECT * FROM nowhere")
+    with pytest.raises(AnalysisException, match="nowhere"):
+        session.sql("SELECT * FROM nowhere")
+
+
 def test_an_eight_way_join_is_read_within_two_seconds(session: SparkSession) -> None:
     names = ("a", "b", "c", "d", "e", "f", "g", "h")
     keys = " AND ".join(f"{one}.customer = {two}.customer" for one, two in itertools.pairwise(names))
@@ -348,10 +371,10 @@ def test_a_stream_must_not_have_two_columns_of_one_name(spark: SparkSession) -> 
 
 
 def test_a_stream_has_one_watermark(spark: SparkSession) -> None:
-    df = rate(spark).selectExpr("timestamp AS one", "timestamp AS two")
-    df = df.withWatermark("one", "1 minute").withWatermark("two", "2 minutes")
+    one = rate(spark).selectExpr("timestamp AS one", "value AS k").withWatermark("one", "1 minute")
+    two = rate(spark).selectExpr("timestamp AS two", "value AS l").withWatermark("two", "2 minutes")
     with pytest.raises(StreamError, match=r"\[WATERMARK\].*one, two"):
-        relation_of("s", df, None)
+        relation_of("s", one.join(two, one.k == two.l), None)
 
 
 @pytest.mark.parametrize("ttl", ["0 days", "1 month", "soon", "-1 day"])

@@ -13,7 +13,9 @@ def test_types_that_arrow_holds_pass(kind: str) -> None:
     refuse_type(kind, "c")
 
 
-@pytest.mark.parametrize("kind", ["void", "variant", "interval", "interval day to second", "array<variant>", "struct<a:void>"])
+@pytest.mark.parametrize(
+    "kind", ["void", "variant", "interval", "interval day to second", "array<variant>", "struct<a:void>"]
+)
 def test_types_that_arrow_cannot_hold_are_refused(kind: str) -> None:
     with pytest.raises(QueryError, match="TYPE"):
         refuse_type(kind, "c")

@@ -29,7 +29,9 @@ def test_a_duration_is_read_in_microseconds(text: str, seconds: float | None) ->
         assert parse_duration(text) == seconds * 1_000_000
 
 
-@pytest.mark.parametrize("text", ["", "days", "5", "0 seconds", "-3 days", "1 month", "2 years", "1 fortnight", "1 day!"])
+@pytest.mark.parametrize(
+    "text", ["", "days", "5", "0 seconds", "-3 days", "1 month", "2 years", "1 fortnight", "1 day!"]
+)
 def test_what_is_no_fixed_positive_length_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not|no fixed length|unknown unit"):
         parse_duration(text)

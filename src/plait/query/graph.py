@@ -183,6 +183,11 @@ class JoinGraph:
         """Whether conditions or outputs are left that only Spark can evaluate, on the joined rows."""
         return any(c.expr is None for c in self.conditions) or any(o.source is None for o in self.outputs)
 
+    def required(self, alias: str) -> frozenset[str]:
+        """Columns of an alias that a result can never have NULL: its keys and window bounds."""
+        pairs = [*self.equalities, *self.windows]
+        return frozenset(ref.column for pair in pairs for ref in (pair.left, pair.right) if ref.alias == alias)
+
     def alias(self, name: str) -> Alias:
         """The alias of that name."""
         return next(a for a in self.aliases if a.name == name)

@@ -155,6 +155,8 @@ class Input:
     """Those that leave the source; a key that is only hashed stays behind."""
     filters: tuple[str | None, ...]
     """Distinct filters of the aliases; a row passes if any does.  MASK has bit i for filter i if there are several."""
+    required: tuple[str, ...]
+    """Columns in which NULL rules a row out for every alias: dropped at the source."""
     time_column: str | None
     delay_ms: int | None
     ttl_us: int | None

@@ -45,6 +45,11 @@ class EpochParameters:
         context = TaskContext.get()
         text = None if context is None else context.getLocalProperty(PROPERTY)
         assert text is not None, "bucketising runs inside an epoch's job"
+        return EpochParameters.from_property(text)
+
+    @staticmethod
+    def from_property(text: str) -> EpochParameters:
+        """The inverse of `to_property`."""
         return EpochParameters(**json.loads(text))
 
 
@@ -54,33 +59,46 @@ def bucketised(df: DataFrame, source: Input) -> DataFrame:
     if len(source.filters) == 1:
         if source.filters[0] is not None:
             df = df.where(source.filters[0])
-        return df.select(*columns).mapInArrow(_bucketise(source), SCHEMA)
+        selected = df.select(*columns)
+    else:
+        selected = df.select(*columns, F.expr(_query_set(source)).alias(MASK))
+        if None not in source.filters:
+            selected = selected.where(F.col(MASK) != 0)
+    for name in source.required:
+        selected = selected.where(F.col("`" + name.replace("`", "``") + "`").isNotNull())
+    return selected.mapInArrow(_bucketise(source), SCHEMA)
+
+
+def _query_set(source: Input) -> str:
+    """SQL for the bits of the filters a row passes."""
     bits = [
         f"CAST({1 << i} AS BIGINT)" if text is None else f"CASE WHEN {text} THEN CAST({1 << i} AS BIGINT) ELSE 0L END"
         for i, text in enumerate(source.filters)
     ]
-    mask = F.expr(" | ".join(f"({bit})" for bit in bits)).alias(MASK)
-    selected = df.select(*columns, mask)
-    if None not in source.filters:
-        selected = selected.where(F.col(f"`{MASK}`") != 0)
-    return selected.mapInArrow(_bucketise(source), SCHEMA)
+    return " | ".join(f"({bit})" for bit in bits)
 
 
 def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        parameters = EpochParameters.current()
-        counted = _Counts(source.relation)
-        for table in _slices(batches):
-            outbox = Outbox()
-            timely = _drop_late(table, source, parameters, counted)
-            for edge in source.edges:
-                outbox.ship(edge.id, _bucket(timely, source, edge, parameters), parameters.tasks)
-            yield from outbox.batches()
-        outbox = Outbox()
-        outbox.note(0, kind="source", **asdict(counted))
-        yield from outbox.batches()
+        yield from buckets(batches, source, EpochParameters.current())
 
     return run
+
+
+def buckets(
+    batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochParameters
+) -> Iterator[pa.RecordBatch]:
+    """The work of one source task: selected rows in, buckets and one descriptor out."""
+    counted = _Counts(source.relation)
+    for table in _slices(batches):
+        outbox = Outbox()
+        timely = _drop_late(table, source, parameters, counted)
+        for edge in source.edges:
+            outbox.ship(edge.id, _bucket(timely, source, edge, parameters), parameters.tasks)
+        yield from outbox.batches()
+    outbox = Outbox()
+    outbox.note(0, kind="source", **asdict(counted))
+    yield from outbox.batches()
 
 
 @dataclass

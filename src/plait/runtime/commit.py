@@ -131,4 +131,5 @@ def deliver(
         reached("commit.4", manifest.epoch)
         done = done | {query}
         checkpoint.log.record_receipt(manifest.epoch, done)
+        reached("receipt", manifest.epoch)
     reached("commit.5", manifest.epoch)

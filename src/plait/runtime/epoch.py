@@ -25,6 +25,7 @@ from plait.query.plan import Plan
 from plait.runtime import commit as commits
 from plait.runtime.bucketise import PROPERTY, EpochParameters
 from plait.runtime.exchange import exchange
+from plait.runtime.failures import sink_failed, translated
 from plait.runtime.faults import reached
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Sink
@@ -33,6 +34,11 @@ from plait.state.checkpoint import Checkpoint, collect_garbage
 from plait.state.manifest import LiveState, Manifest, ResultFile
 from plait.state.segment import SegmentInfo
 from plait.state.tiers import choose_merges, expired
+
+
+def system_clock() -> int:
+    """The machine's time in microseconds."""
+    return time.time_ns() // 1000
 
 
 @dataclass
@@ -48,6 +54,8 @@ class Driver:
     live: LiveState
     verified_dir: str
     watermark_policy: str = "min"
+    clock: Callable[[], int] = system_clock
+    """Microseconds since 1970: what TTLs are measured by."""
     progress: deque[dict[str, Any]] = field(default_factory=deque)
     failure: PlaitError | None = None
 
@@ -71,6 +79,25 @@ class Epoch:
     manifest: Manifest | None = None
 
 
+def refuse_gap(checkpoint: Checkpoint) -> None:
+    """Raises if Spark has committed an epoch that Plait has not: a manifest is gone, and Spark would not say so."""
+    commits = os.path.join(checkpoint.spark_dir, "commits")
+    names = os.listdir(commits) if os.path.isdir(commits) else []
+    newest = max((int(name) for name in names if name.isdigit()), default=-1)
+    last = checkpoint.log.last()
+    if newest > (-1 if last is None else last):
+        raise _gap(f"Spark has committed epoch {newest}", last)
+
+
+def _gap(what: str, last: int | None) -> CheckpointError:
+    there = "no manifest is there" if last is None else f"the last manifest is that of epoch {last}"
+    return CheckpointError(
+        "EPOCH_GAP",
+        f"{what}, but {there}",
+        "restore the whole checkpoint directory, Spark's part and Plait's, from one copy",
+    )
+
+
 def run_epoch(driver: Driver, buckets: DataFrame, number: int) -> None:
     """Called by Spark for every micro-batch, in order; again for one that Spark has not seen committed."""
     epoch = Epoch(number, buckets, driver)
@@ -82,11 +109,7 @@ def run_epoch(driver: Driver, buckets: DataFrame, number: int) -> None:
         deliver(epoch)
         return
     if number != driver.live.epoch + 1:
-        raise CheckpointError(
-            "EPOCH_GAP",
-            f"Spark asks for epoch {number}, the last committed one is {driver.live.epoch}",
-            "restore the whole checkpoint directory, Spark's part and Plait's, from one copy",
-        )
+        raise _gap(f"Spark asks for epoch {number}", driver.checkpoint.log.last())
     for step in STEPS:
         start = time.perf_counter()
         step(epoch)
@@ -98,7 +121,7 @@ def prepare(epoch: Epoch) -> None:
     """Fixes what the epoch works on: tasks, clock, live segments, and the merges it does on the way."""
     driver = epoch.driver
     live, plan = driver.live, driver.plan
-    clock_us = max(live.clock_us, time.time_ns() // 1000)
+    clock_us = max(live.clock_us, driver.clock())
     segments: dict[str, tuple[SegmentInfo, ...]] = {}
     for store, infos in live.segments.items():
         over = [i for i in infos if expired(i, plan.store_by_id[store], live.watermark_ms, clock_us)]
@@ -147,6 +170,7 @@ def finish(epoch: Epoch) -> None:
         finished = epoch.driver.rows.finished(query, candidates)
         account.results = others + finished
         account.rows_out[query.name] = sum(file.rows for file in finished)
+        reached("finish", epoch.number)
 
 
 def commit(epoch: Epoch) -> None:
@@ -186,8 +210,17 @@ def deliver(epoch: Epoch) -> None:
 
     def to(query: str, sink: Sink) -> Callable[[int, list[ResultFile]], None]:
         def hand_over(number: int, files: list[ResultFile]) -> None:
-            paths = [os.path.join(driver.checkpoint.results_dir, file.path) for file in files]
-            sink.deliver(number, paths, lambda: driver.rows.frame(query, files))
+            # What this very run has just written need not be read back; what it found on disk must be.
+            written = epoch.task is not None
+            results = driver.checkpoint.results_dir
+            paths = [os.path.join(results, file.path) for file in files] if written else driver.rows.paths(files)
+            try:
+                sink.deliver(number, paths, lambda: driver.rows.frame(query, files))
+            except PlaitError:
+                raise
+            except Exception as error:
+                found = translated(error)
+                raise (found if found.code == "SPARK_LOST" else sink_failed(query, number, error)) from error
 
         return hand_over
 

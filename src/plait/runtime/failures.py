@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+
 import plait.errors
 from plait.errors import PlaitError, SourceError, StorageError
 
@@ -17,29 +19,47 @@ def translated(error: BaseException) -> PlaitError:
     """The PlaitError that says what `error` means for the user; `error` itself if it is one already."""
     if isinstance(error, PlaitError):
         return error
+    if isinstance(error, ConnectionError | EOFError | Py4JNetworkError):
+        return PlaitError(
+            "SPARK_LOST",
+            f"Spark's JVM does not answer any more: {str(error) or type(error).__name__}",
+            "see why it ended (its memory, its log) and start again: what was committed stays as it is",
+        )
     text = str(error)
     ours = list(_OURS.finditer(text))
     if ours:
         kind, code, cause, remedy = ours[-1].groups()
         found = getattr(plait.errors, kind, PlaitError)
-        return found(code, cause, remedy or "") if issubclass(found, PlaitError) else PlaitError(code, cause)
+        known = isinstance(found, type) and issubclass(found, PlaitError)
+        return (found if known else PlaitError)(code, cause, remedy or "")
     where = _FILE.search(text)
-    name = f" {where.group(1)}" if where else ""
-    if _UNREADABLE.search(text):
-        return SourceError(
-            "SOURCE_CORRUPT",
-            f"a source file{name} cannot be read: {_first_line(text)}",
-            "repair, replace or remove the file and start again; what was committed stays as it is",
-        )
+    name = f" {where.group(1).rstrip('.')}" if where else ""
     if _GONE.search(text):
         return SourceError(
             "SOURCE_MISSING",
             f"a source file{name} is gone: {_first_line(text)}",
             "put the file back and start again, or set spark.sql.files.ignoreMissingFiles=true",
         )
+    if _UNREADABLE.search(text):
+        return SourceError(
+            "SOURCE_CORRUPT",
+            f"a source file{name} cannot be read: {_first_line(text)}",
+            "repair, replace or remove the file and start again; what was committed stays as it is",
+        )
     if "No space left on device" in text:
         return StorageError("STATE_FULL", f"a disk is full: {_first_line(text)}", "free space and start again")
-    return PlaitError("SPARK", f"the Spark job failed: {_first_line(text)}", "see the exception this one was raised from")
+    remedy = "see the exception this one was raised from"
+    return PlaitError("SPARK", f"the Spark job failed: {_first_line(text)}", remedy)
+
+
+def sink_failed(query: str, epoch: int, error: BaseException) -> PlaitError:
+    """What a user's own sink raised, in its own words."""
+    said = f": {_first_line(str(error))}" if str(error).strip() else ""
+    return PlaitError(
+        "SINK_FAILED",
+        f"the sink of query {query!r} failed in epoch {epoch}: {type(error).__name__}{said}",
+        "correct the sink and start again: the epoch is committed, and the sink gets it again",
+    )
 
 
 def _first_line(text: str) -> str:

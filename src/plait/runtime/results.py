@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import uuid
@@ -14,6 +15,7 @@ import xxhash
 from plait.errors import StorageError
 from plait.query.plan import Emit
 from plait.runtime.hops import Partial
+from plait.state.files import make_directory, storage_error, sync_directory
 from plait.state.manifest import ResultFile
 
 
@@ -47,6 +49,12 @@ def results_folder(query: str) -> str:
     return hashlib.sha256(query.encode()).hexdigest()[:16]
 
 
+def sync_results(directory: str, path: str) -> None:
+    """Makes the name of a result file durable; its query's folder may be new as well."""
+    sync_directory(os.path.dirname(os.path.join(directory, path)))
+    sync_directory(directory)
+
+
 class ResultWriter:
     """The rows one task adds to one query."""
 
@@ -78,7 +86,7 @@ class ResultWriter:
 
     def close(self) -> ResultFile | None:
         """Finishes the file; None when there is none."""
-        if self._writer is None or self._file is None or self._out is None:
+        if self._writer is None or self._file is None or self._out is None or self.directory is None:
             return None
         try:
             self._writer.close()
@@ -86,6 +94,8 @@ class ResultWriter:
             if self.sync:
                 os.fsync(self._file.fileno())
             self._file.close()
+            if self.sync:
+                sync_results(self.directory, self._path)
         except OSError as error:
             raise self._failed(error) from error
         return ResultFile(self.query, self._path, self.rows, self._out.size, self._out.digest.hexdigest())
@@ -94,15 +104,15 @@ class ResultWriter:
         assert self.directory is not None
         self._path = f"{results_folder(self.query)}/{uuid.uuid4().hex}.parquet"
         full = os.path.join(self.directory, self._path)
-        os.makedirs(os.path.dirname(full), exist_ok=True)
+        make_directory(os.path.dirname(full), self.sync)
         self._file = open(full, "xb")  # noqa: SIM115 - closed in close()
         self._out = _Checksummed(self._file)
         text = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
         self._writer = pq.ParquetWriter(self._out, schema, compression="snappy", use_dictionary=text)
 
     def _failed(self, error: OSError) -> StorageError:
-        return StorageError(
-            "RESULTS_UNWRITABLE",
-            f"results of query {self.query!r} cannot be written below {self.directory}: {error}",
-            "free space or correct the permissions, then start again: the epoch is repeated",
-        )
+        full = os.path.join(self.directory or "", self._path)
+        # The error that led here is the one to report; what is left of the file would only fill the disk further.
+        with contextlib.suppress(OSError):
+            os.unlink(full)
+        return storage_error("RESULTS", full, error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
@@ -16,6 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from plait.errors import QueryError, StorageError
+from plait.runtime.faults import reached
+from plait.state.files import make_directory, sync_directory
 
 Rows = Callable[[], DataFrame]
 
@@ -93,6 +96,8 @@ class ForeachBatch(Keep):
     delivers = True
 
     def __init__(self, fn: Callable[[DataFrame, int], None]) -> None:
+        if not callable(fn):
+            raise TypeError(f"fn must be a function of rows and epoch, not {fn!r}")
         self.fn = fn
 
     def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
@@ -105,29 +110,42 @@ class Parquet(Keep):
     keeps_rows = False
     delivers = True
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, sync: bool = True) -> None:
         parsed = urlparse(path)
         if parsed.scheme not in ("", "file"):
             raise QueryError(
                 "SINK", f"the parquet sink writes local paths, not {parsed.scheme}:", "use foreach_batch and df.write"
             )
         self.path = unquote(parsed.path) if parsed.scheme else path
+        self.sync = sync
 
     def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
         try:
-            os.makedirs(self.path, exist_ok=True)
+            make_directory(self.path, self.sync)
             for number, source in enumerate(files):
                 target = os.path.join(self.path, f"epoch-{epoch:012d}-{number:04d}.parquet")
                 # Spark and Arrow skip names that begin with a dot: a half-copied file is never read.
                 draft = os.path.join(self.path, f".draft-{epoch:012d}-{number:04d}")
-                shutil.copyfile(source, draft)
+                self._copy(source, draft)
+                reached("sink.draft", epoch)
                 os.replace(draft, target)
+                reached("sink.file", epoch)
+            if self.sync:
+                # The receipt that follows lets the rows in the checkpoint be deleted.
+                sync_directory(self.path)
         except OSError as error:
             raise StorageError(
                 "SINK_UNWRITABLE",
                 f"the parquet sink cannot write {self.path}: {error}",
                 "free space or correct the path; the epoch is committed and is delivered again on the next start",
             ) from error
+
+    def _copy(self, source: str, draft: str) -> None:
+        with open(source, "rb") as rows, open(draft, "wb") as file:
+            shutil.copyfileobj(rows, file, 1 << 20)
+            file.flush()
+            if self.sync:
+                os.fsync(file.fileno())
 
     def results(self, spark: SparkSession, schema: StructType) -> DataFrame | None:
         if not (os.path.isdir(self.path) and any(name.startswith("epoch-") for name in os.listdir(self.path))):
@@ -138,8 +156,8 @@ class Parquet(Keep):
 KINDS = ("console", "foreach_batch", "memory", "noop", "parquet")
 
 
-def make_sink(kind: str, query: str, all_rows: Rows, options: Mapping[str, Any]) -> Sink:
-    """The sink a user asked for by name."""
+def make_sink(kind: str, query: str, all_rows: Rows, options: Mapping[str, Any], sync: bool = True) -> Sink:
+    """The sink a user asked for by name; with `sync` its files are durable before it has a receipt."""
     given = dict(options)
     try:
         if kind == "noop":
@@ -147,9 +165,9 @@ def make_sink(kind: str, query: str, all_rows: Rows, options: Mapping[str, Any])
         if kind == "console":
             return _made(Console, given)
         if kind == "memory":
-            return Memory(query, all_rows)
+            return _made(partial(Memory, query, all_rows), given)
         if kind == "parquet":
-            return _made(Parquet, given)
+            return _made(partial(Parquet, sync=sync), given)
         if kind == "foreach_batch":
             return _made(ForeachBatch, given)
     except TypeError as error:

@@ -21,6 +21,7 @@ from plait.kernels.runs import merge_order
 from plait.query.plan import ARRIVED, HASH, MASK, Emit, IngestEdge, Node, Plan, ProbeTree, Step, Store
 from plait.runtime.columns import take_table
 from plait.runtime.exchange import Inbox, Outbox
+from plait.runtime.faults import reached
 from plait.runtime.hops import Frame, Partial, Prober, Run, Slot, arrived
 from plait.runtime.results import ResultWriter
 from plait.state.segment import SegmentInfo, open_segment, write_segment
@@ -54,33 +55,39 @@ class EpochTask:
         return task * KEY_GROUPS // self.tasks, (task + 1) * KEY_GROUPS // self.tasks
 
 
-def first_hop(context: EpochTask) -> TaskFunction:
-    """Append every bucket to its store, then probe with it, then merge what the plan gave this task to merge."""
+def first_hop(context: EpochTask, task: int | None = None) -> TaskFunction:
+    """Append every bucket to its store, then probe with it, then merge what the plan gave this task to merge.
+
+    Spark says which `task` this is, unless the caller does.
+    """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        work = _Work(context, _task_number())
+        work = _Work(context, _task_number() if task is None else task)
         inbox = Inbox.read(batches)
         work.forward(inbox.notes)
         inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
         tables = {edge: _merged(buckets) for edge, buckets in inbox.buckets.items()}
         for edge, table in tables.items():
             work.append(inputs[edge], table)
+            reached("task.append", context.epoch)
         with work.timed("probe"):
             for tree in context.plan.trees:
                 if tree.edge in tables:
                     work.drive(tree, tables[tree.edge])
+                    reached("task.probe", context.epoch)
         with work.timed("merge"):
             work.merge()
         yield from work.finish()
+        reached("task.end", context.epoch)
 
     return run
 
 
-def later_hop(context: EpochTask, hop: int) -> TaskFunction:
+def later_hop(context: EpochTask, hop: int, task: int | None = None) -> TaskFunction:
     """Probe with the tuples that travelled here; the descriptors among them name this epoch's new segments."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        work = _Work(context, _task_number())
+        work = _Work(context, _task_number() if task is None else task)
         inbox = Inbox.read(batches)
         work.forward(inbox.notes)
         with work.timed("probe"):
@@ -88,6 +95,7 @@ def later_hop(context: EpochTask, hop: int) -> TaskFunction:
                 for top in tree.nodes:
                     work.continue_from(top, 1, hop, inbox)
         yield from work.finish()
+        reached("task.hop", context.epoch)
 
     return run
 
@@ -222,6 +230,7 @@ class _Work:
                 info=None if info is None else info.to_json(),
                 removed=[old.path for old in merge.inputs],
             )
+            reached("task.merge", context.epoch)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Closes the results and hands everything to Spark."""

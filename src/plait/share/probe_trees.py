@@ -13,12 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from plait.errors import QueryError
 from plait.order.orders import Orders
 from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of, rename
 from plait.query.graph import Alias, JoinGraph, Window, is_exact_key
 from plait.query.plan import Emit, IngestEdge, Input, Key, Node, Plan, ProbeTree, QueryPlan, SlotColumn, Step, Store
 from plait.query.relation import ColumnDef, Relation
 from plait.share.retention import keep_us
+
+
+MOST_FILTERS = 62
+"""Bits of a query set (a signed 64-bit column)."""
 
 
 @dataclass
@@ -60,7 +65,7 @@ def build_plan(
         _store(store_id, relations[relation], key, columns[relation], needed[relation], filters[relation], kept[relation])
         for store_id, (relation, key) in sorted(stores.items())
     )
-    inputs, edge_ids = _inputs(relations, ranks, roots, plan_stores, columns, needed, filters)
+    inputs, edge_ids = _inputs(relations, ranks, roots, plan_stores, columns, needed, filters, _required(graphs))
     counter = iter(range(len(edge_ids), 1 << 30))
     trees = tuple(
         ProbeTree(root.relation, root.filter, edge_ids[root.relation, root.key], _freeze(branch, counter))
@@ -227,6 +232,13 @@ def _distinct_filters(graphs: Mapping[str, JoinGraph]) -> dict[str, tuple[str | 
     for graph in graphs.values():
         for alias in graph.aliases:
             found.setdefault(alias.relation, {})[alias.filter] = None
+    for relation, distinct in found.items():
+        if len(distinct) > MOST_FILTERS:
+            raise QueryError(
+                "TOO_MANY_FILTERS",
+                f"the queries filter stream {relation!r} in {len(distinct)} different ways",
+                f"at most {MOST_FILTERS} fit a query set; register the stream a second time under another name",
+            )
     return {relation: tuple(texts) for relation, texts in found.items()}
 
 
@@ -234,6 +246,16 @@ def _filter_bit(filters: Mapping[str, tuple[str | None, ...]], alias: Alias) -> 
     """The alias's bit in the query set; None where all rows that arrive pass."""
     texts = filters[alias.relation]
     return None if len(texts) == 1 or alias.filter is None else texts.index(alias.filter)
+
+
+def _required(graphs: Mapping[str, JoinGraph]) -> dict[str, tuple[str, ...]]:
+    """Per relation, the columns that no alias can use a NULL of."""
+    found: dict[str, frozenset[str]] = {}
+    for graph in graphs.values():
+        for alias in graph.aliases:
+            needs = graph.required(alias.name)
+            found[alias.relation] = found.get(alias.relation, needs) & needs
+    return {relation: tuple(sorted(columns)) for relation, columns in found.items()}
 
 
 def _physical_columns(graphs: Mapping[str, JoinGraph]) -> dict[str, dict[str, ColumnDef]]:
@@ -291,6 +313,7 @@ def _inputs(
     columns: Mapping[str, Mapping[str, ColumnDef]],
     needed: Mapping[str, set[str]],
     filters: Mapping[str, tuple[str | None, ...]],
+    required: Mapping[str, tuple[str, ...]],
 ) -> tuple[tuple[Input, ...], dict[tuple[str, Key], int]]:
     """One input per relation; one ingest edge for every attribute by which it is stored or first probes."""
     ids: dict[tuple[str, Key], int] = {}
@@ -314,6 +337,7 @@ def _inputs(
                 columns=tuple(_column(relation, columns[name], c) for c in sorted(selected)),
                 travelling=travelling,
                 filters=filters[name],
+                required=required[name],
                 time_column=relation.time_column,
                 delay_ms=relation.delay_ms,
                 ttl_us=relation.ttl_us,

@@ -11,13 +11,13 @@ for the stubs, 0.1–0.5 s for Catalyst, 0.1 ms per py4j call for reading the pl
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
@@ -31,6 +31,21 @@ from plait.sql.multiway import COLUMN_KEY, STREAM_KEY, items, two_step_convert, 
 from plait.sql.refusals import refuse_constructs
 
 _DELAY_KEY = "spark.watermarkDelayMs"
+# Keywords that are common names of columns, and mean a column wherever our text has them.
+_HARMLESS = {
+    "NAME",
+    "DATE",
+    "TIMESTAMP",
+    "YEAR",
+    "MONTH",
+    "DAY",
+    "HOUR",
+    "SOURCE",
+    "TARGET",
+    "COMMENT",
+    "LOCATION",
+    "X",
+}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # The optimiser should depend on the text alone: no statistics, no run-time filters, no caches of the user's.
@@ -62,7 +77,7 @@ def read_graph(
         names=aliases,
         output_names=tuple(str(attribute.name()) for attribute in items(analysed.output())),
         relations=relations,
-        printer=Printer(aliases, columns, _keywords(jvm)),
+        printer=Printer(aliases, columns, reserved_words(jvm)),
         pending=list(join.conjuncts),
         filters=[{} for _ in join.leaves],
     )
@@ -127,10 +142,10 @@ def _execution(jvm: Any, session: Any, plan: Any) -> Any:
     return session.sessionState().executePlan(plan, skip)
 
 
-def _keywords(jvm: Any) -> frozenset[str]:
+def reserved_words(jvm: Any) -> frozenset[str]:
+    """The words that, unquoted, may mean something else than a column; a test tries all keywords."""
     words = jvm.org.apache.spark.sql.catalyst.util.SQLKeywordUtils.keywords()
-    # Letters such as X'1f' are words only before a quote.
-    return frozenset(word for word in str(words.mkString(" ")).split() if len(word) > 1)
+    return frozenset(str(words.mkString(" ")).split()) - _HARMLESS
 
 
 def _distinct(names: list[str]) -> tuple[str, ...]:
@@ -159,7 +174,8 @@ def _explained(known: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("SQLQueryContextLogger")
+    # Asked for by this class only: a plain logger of that name would break pyspark's own logging.
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     was_disabled, logger.disabled = logger.disabled, True
     try:
         yield

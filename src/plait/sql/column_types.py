@@ -6,7 +6,9 @@ import re
 
 from plait.errors import QueryError
 
-_LOST = re.compile(r"(?<![\w`])(interval[\w ]*|variant|void|null|time\(\d\)|geometry|geography|udt|vector|matrix)(?=[,>(]|$)")
+_LOST = re.compile(
+    r"(?<![\w`])(interval[\w ]*|variant|void|null|time\(\d\)|geometry|geography|udt|vector|matrix)(?=[,>(]|$)"
+)
 
 
 def refuse_type(kind: str, what: str) -> None:

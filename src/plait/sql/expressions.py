@@ -137,7 +137,7 @@ class Printer:
 
     aliases: tuple[str, ...]
     columns: tuple[tuple[str, ...], ...]
-    keywords: frozenset[str]
+    reserved: frozenset[str]
 
     def over_stream(self, node: Node) -> str:
         """Text over the columns of the one stream the node reads."""
@@ -149,7 +149,7 @@ class Printer:
 
     def identifier(self, name: str) -> str:
         """A column name as it may stand in SQL: plain where it can be, back-quoted where it must be."""
-        return name if _PLAIN.fullmatch(name) and name.upper() not in self.keywords else quote(name)
+        return name if _PLAIN.fullmatch(name) and name.upper() not in self.reserved else quote(name)
 
     def _render(self, node: Node, name_of: Any) -> str:
         def one(match: re.Match[str]) -> str:

@@ -255,8 +255,16 @@ def build_graph(sql: str, draft: Draft) -> JoinGraph:
     for output in draft.outputs:
         used |= dict.fromkeys(output.refs)
     draft.left_to_spark += [draft.columns[ref][1] for ref in used]
+    keys = {ref for equality in draft.equalities for ref in (equality.left, equality.right)}
+    times = {ref for window in draft.windows for ref in (window.left, window.right)}
+    required = {draft.columns[ref][1].template for ref in keys | times}
     aliases = tuple(
-        Alias(name, leaf.stream, conjunction(filters), tuple(draft.columns[r][0] for r in used if r.alias == name))
+        Alias(
+            name,
+            leaf.stream,
+            conjunction({text: node for text, node in filters.items() if not _is_implied(node, required)}),
+            tuple(draft.columns[r][0] for r in used if r.alias == name),
+        )
         for name, leaf, filters in zip(draft.names, draft.join.leaves, draft.filters, strict=True)
     )
     return JoinGraph(
@@ -267,6 +275,11 @@ def build_graph(sql: str, draft: Draft) -> JoinGraph:
         windows=draft.windows,
         conditions=tuple(draft.conditions),
     )
+
+
+def _is_implied(node: Node | None, required: set[str]) -> bool:
+    """`key IS NOT NULL`: the join itself demands it; as a filter it would tell equal inputs of two queries apart."""
+    return node is not None and node.name == "IsNotNull" and node.args[0].template in required
 
 
 def conjunction(filters: Mapping[str, Node | None]) -> str | None:

@@ -98,23 +98,16 @@ def written_inputs(analysed: Any, known: list[str]) -> list[tuple[int, str]]:
     if not children:
         stream = stream_of(analysed)
         if stream is None:
-            raise not_a_stream(_NAMELESS.get(kind, kind), known)
+            raise not_a_stream(kind, None, known)
         return [(first_id(analysed), stream)]
     if kind != "SubqueryAlias":
         return [found for child in children for found in written_inputs(child, known)]
     alias = str(analysed.alias())
     below = list(items(children[0].children())) if children[0].getClass().getSimpleName() == "View" else children
     if not list(items(below[0].children())) and stream_of(below[0]) is None:
-        raise not_a_stream(alias, known)
+        raise not_a_stream(below[0].getClass().getSimpleName(), alias, known)
     inputs = written_inputs(children[0], known)
     return [(inputs[0][0], alias)] if len(inputs) == 1 else inputs
-
-
-_NAMELESS = {
-    "LocalRelation": "an inline table (VALUES)",
-    "OneRowRelation": "a SELECT without FROM",
-    "Range": "range(…)",
-}
 
 
 def stream_of(leaf: Any) -> str | None:

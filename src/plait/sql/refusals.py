@@ -94,12 +94,20 @@ def refuse_join_type(kind: str) -> QueryError:
     )
 
 
-def not_a_stream(name: str, known: list[str]) -> QueryError:
-    """The refusal of a table that was not registered."""
+_NAMELESS = {
+    "LocalRelation": "an inline table (VALUES)",
+    "OneRowRelation": "a SELECT without FROM",
+    "Range": "range(…)",
+}
+
+
+def not_a_stream(operator: str, name: str | None, known: list[str]) -> QueryError:
+    """The refusal of a table that was not registered; `operator` is its class name."""
+    called = _NAMELESS.get(operator, name or operator)
     return QueryError(
         "NOT_A_STREAM",
-        f"{name} is not a registered stream",
-        f'register it with engine.stream("{name}", df); known streams: {", ".join(known) or "none"}',
+        f"{called} is not a registered stream",
+        f"register its rows with engine.stream(…); known streams: {', '.join(known) or 'none'}",
     )
 
 

@@ -7,8 +7,10 @@ must equal DuckDB's; with `verify`, one more run of each streaming contestant mu
 from __future__ import annotations
 
 import importlib.util
+import signal
 import statistics
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,26 +84,30 @@ def run_benchmark(name: str, out: Path, wishes: Wishes, console: Console) -> int
         raise ConfigError("BENCH_NAME", f"there is no benchmark {name!r}", f"use one of: {', '.join(BENCHMARKS)}")
     _require_extra()
     setup = settle(wishes)
+    # Being told to end must end the contestants too: SystemExit runs the clean-up in `race`.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    parts = BENCHMARKS[name](out, setup, console)
-    document = {"benchmark": name, "machine": race.machine(), "setup": asdict(setup), "parts": parts}
-    table = report.write(name, document, out)
+    parts: list[dict[str, Any]] = []
+    table = ""
+    for part in BENCHMARKS[name](out, setup, console):
+        parts.append(part)
+        # After every part, so that an interrupted run keeps what it has measured.
+        document = {"benchmark": name, "machine": race.machine(), "setup": asdict(setup), "parts": parts}
+        table = report.write(name, document, out)
     console.print(table, markup=False, highlight=False)
     console.print(f"Written: {out}/{name}.json, {name}.md, {name}.png", highlight=False, soft_wrap=True)
     return 0 if all(part["equal"] for part in parts) else 1
 
 
-def tpcds(out: Path, setup: Setup, console: Console) -> list[dict[str, Any]]:
+def tpcds(out: Path, setup: Setup, console: Console) -> Iterator[dict[str, Any]]:
     """The papers' TPC-DS query, the same with SELECT *, a chain over three keys, and the fixed cost of an epoch."""
     races = {w.name: w for w in (FOUR, STAR, CHAIN)}
-    return [
-        _race(races[part], out, setup, console) if part in races else _fixed(out, setup, console)
-        for part in setup.parts
-    ]
+    for part in setup.parts:
+        yield _race(races[part], out, setup, console) if part in races else _fixed(out, setup, console)
 
 
-BENCHMARKS: dict[str, Callable[[Path, Setup, Console], list[dict[str, Any]]]] = {"tpcds": tpcds}
+BENCHMARKS: dict[str, Callable[[Path, Setup, Console], Iterator[dict[str, Any]]]] = {"tpcds": tpcds}
 
 
 def _race(workload: Workload, out: Path, setup: Setup, console: Console) -> dict[str, Any]:
@@ -119,6 +125,11 @@ def _race(workload: Workload, out: Path, setup: Setup, console: Console) -> dict
     checks = {}
     for who in setup.who if setup.verify else ():
         checks[who] = _run(replace(job, who=who), out, console) if who in STREAMING else oracle
+        checked = checks[who].result
+        same = checked is not None and (checked.rows, checked.checksum) == (expected.rows, expected.checksum)
+        console.print(
+            f"  {workload.name} {who}: {'equal to' if same else 'NOT EQUAL to'} DuckDB's rows", highlight=False
+        )
     contestants = {who: _summary(outcomes[who], checks.get(who), expected) for who in setup.who}
     return {
         "part": workload.name,

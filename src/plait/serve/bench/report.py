@@ -86,9 +86,11 @@ def verdict(contestants: Mapping[str, Mapping[str, Any]]) -> str:
     if own is None or not others:
         return "No comparison: Plait or both Spark variants were not measured."
     best = min(others, key=lambda who: others[who])
+    unequal = [NAMES[who] for who in ("plait", best) if not contestants[who].get("equal", True)]
     return (
         f"Plait takes {own:.2f} s, Spark's faster variant ({NAMES[best]}) {others[best]:.2f} s: "
         f"{others[best] / own:.2f}× as long."
+        + (f"  **Not a fair comparison: the results of {' and '.join(unequal)} are not equal.**" if unequal else "")
     )
 
 

@@ -1,0 +1,291 @@
+"""Test doubles that ship with the library: scripted streams, a clock, fault points, and an engine without Spark.
+
+`ScriptedStream` writes real Parquet files, one per epoch, so a test says exactly which rows arrive when.
+`LocalEngine` runs a plan epoch by epoch in this process.  It calls the very functions that Spark's tasks call
+(`bucketise.buckets`, `task.first_hop`, `task.later_hop`) and the driver's own steps (`epoch.prepare`, `commit`,
+`observe`) on a real checkpoint; only the exchange is a loop.  An epoch so costs milliseconds, which buys hundreds of
+random cases for the price of one on Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from plait.config import Config
+from plait.engine import Engine
+from plait.query.expr import Expr
+from plait.query.plan import MASK, Input, Plan
+from plait.runtime import commit as commits
+from plait.runtime.bucketise import PROPERTY, EpochParameters, buckets
+from plait.runtime.epoch import Driver, Epoch, commit, deliver, observe, prepare
+from plait.runtime.evaluate import holds
+from plait.runtime.exchange import DESCRIPTOR, Outbox
+from plait.runtime.rows import ResultRows
+from plait.runtime.sinks import Keep
+from plait.runtime.task import first_hop, later_hop
+from plait.state.checkpoint import Checkpoint
+from plait.state.manifest import LiveState
+
+_FIRST_FILE = 1_600_000_000
+"""Modification time of a scripted stream's first file; each further one is a second younger."""
+
+
+@dataclass
+class Clock:
+    """A clock that stands still until it is told to move; call it for the time in microseconds."""
+
+    now_us: int = 1_600_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_us
+
+    def advance(self, seconds: float) -> None:
+        """Moves on."""
+        self.now_us += round(seconds * 1e6)
+
+
+class ScriptedStream:
+    """A file stream whose n-th file is what arrives in epoch n.
+
+    The files' modification times are set a second apart, because Spark takes files in that order.
+    """
+
+    def __init__(self, spark: SparkSession, directory: str | os.PathLike[str], schema: str) -> None:
+        self.directory = os.fspath(directory)
+        os.makedirs(self.directory, exist_ok=True)
+        self.schema = cast(StructType, StructType.fromDDL(schema))
+        self.arrow = to_arrow_schema(self.schema, timezone="UTC")
+        self._spark = spark
+
+    @property
+    def files(self) -> list[str]:
+        """The files so far, oldest first."""
+        return sorted(os.path.join(self.directory, n) for n in os.listdir(self.directory) if n.endswith(".parquet"))
+
+    def add(self, rows: Iterable[Sequence[Any]] | pa.Table = ()) -> None:
+        """One epoch's rows: tuples in the order of the schema, or a table.  None at all is an epoch without rows."""
+        if not isinstance(rows, pa.Table):
+            columns = list(zip(*rows, strict=True)) or [()] * len(self.arrow)
+            arrays = [pa.array(list(c), f.type) for c, f in zip(columns, self.arrow, strict=True)]
+            rows = pa.table(arrays, schema=self.arrow)
+        number = len(self.files)
+        path = os.path.join(self.directory, f"{number:06d}.parquet")
+        draft = os.path.join(self.directory, f".{number:06d}")
+        pq.write_table(rows, draft)
+        os.utime(draft, (_FIRST_FILE + number, _FIRST_FILE + number))
+        os.replace(draft, path)
+
+    def frame(self) -> DataFrame:
+        """The stream, one file per micro-batch."""
+        reader = self._spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
+        return reader.parquet(self.directory)
+
+    def table(self, epochs: int | None = None) -> pa.Table:
+        """All rows of the first `epochs` files."""
+        tables = [pq.read_table(path, schema=self.arrow) for path in self.files[:epochs]]
+        return pa.concat_tables([self.arrow.empty_table(), *tables])
+
+
+def run_epochs(engine: Engine) -> list[dict[str, Any]]:
+    """Runs everything that is available, waits for the end, and returns the progress of these epochs."""
+    run = engine.start(available_now=True)
+    run.await_termination()
+    return run.recent_progress
+
+
+@contextmanager
+def fault(point: str, epoch: int, once: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """Processes started inside die at the named point of an epoch (`runtime/faults.py`); with `once`, only the first.
+
+    Python workers inherit the environment of the JVM, so start the session inside as well.
+    """
+    names = {"PLAIT_FAULT": f"{point}@{epoch}", "PLAIT_FAULT_ONCE": None if once is None else os.fspath(once)}
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        _set_environment(names)
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@dataclass
+class _LocalContext:
+    """What the driver's steps ask of a Spark session where there is none: a place for local properties."""
+
+    properties: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sparkContext(self) -> _LocalContext:
+        return self
+
+    def setLocalProperty(self, name: str, value: str) -> None:
+        self.properties[name] = value
+
+
+class LocalEngine:
+    """Runs a plan without Spark, on a real checkpoint.
+
+    `predicates` gives the meaning of the filters' SQL texts, as expressions whose columns are the stream's own.
+    Columns computed from SQL, and conditions or outputs left to Spark, need Spark and are refused.  `seed` decides how
+    rows are spread over source tasks and in which order buckets arrive: nothing may depend on either.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | os.PathLike[str],
+        plan: Plan,
+        config: Config | None = None,
+        *,
+        predicates: Mapping[str, Expr] | None = None,
+        clock: Clock | None = None,
+        seed: int = 0,
+    ) -> None:
+        config = config or Config(tasks=1, sync=False)
+        if any(q.select or q.where for q in plan.queries):
+            raise NotImplementedError("a query has conditions or outputs that only Spark can evaluate")
+        self._random = random.Random(seed)
+        self._predicates = dict(predicates or {})
+        self._context = _LocalContext()
+        self.checkpoint = Checkpoint(os.fspath(checkpoint), config).open()
+        spark = cast(SparkSession, self._context)
+        self.driver = Driver(
+            spark=spark,
+            plan=plan,
+            checkpoint=self.checkpoint,
+            config=config,
+            sinks={q.name: Keep() for q in plan.queries},
+            rows=ResultRows(spark, plan, self.checkpoint),
+            live=self.checkpoint.log.live(),
+            verified_dir=os.path.join(self.checkpoint.path, "verified"),
+            clock=clock or Clock(),
+            progress=deque(maxlen=config.history),
+        )
+
+    def change(self, plan: Plan | None = None, **config: Any) -> None:
+        """Another plan, other settings: from the next epoch on."""
+        if plan is not None:
+            self.driver.plan = plan
+            self.driver.rows = replace(self.driver.rows, plan=plan)
+        self.driver.config = replace(self.driver.config, **config)
+
+    @property
+    def live(self) -> LiveState:
+        """What is committed."""
+        return self.driver.live
+
+    def run(self, arrivals: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """One epoch with these new rows per stream; the rows it adds per query.  A stream left out is idle."""
+        epoch = Epoch(self.driver.live.epoch + 1, cast(DataFrame, None), self.driver)
+        prepare(epoch)
+        epoch.account = self._join(epoch, arrivals)
+        commit(epoch)
+        deliver(epoch)
+        observe(epoch)
+        assert epoch.manifest is not None
+        added: dict[str, list[pa.Table]] = {query.name: [] for query in self.driver.plan.queries}
+        for file in epoch.manifest.results:
+            table = pq.read_table(os.path.join(self.checkpoint.results_dir, file.path), partitioning=None)
+            assert table.num_rows == file.rows
+            added[file.query].append(table)
+        return {query: pa.concat_tables(tables) if tables else pa.table({}) for query, tables in added.items()}
+
+    def close(self) -> None:
+        """Lets the checkpoint go."""
+        self.checkpoint.close()
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _join(self, epoch: Epoch, arrivals: Mapping[str, pa.Table]) -> commits.Collected:
+        """`epoch.join` with a loop for a job."""
+        task = epoch.task
+        assert task is not None
+        parameters = EpochParameters.from_property(self._context.properties[PROPERTY])
+        rows: list[pa.RecordBatch] = []
+        for source in task.plan.inputs:
+            if source.relation in arrivals:
+                selected = self._selected(source, arrivals[source.relation])
+                for part in self._parts(selected):
+                    rows.extend(buckets(part.to_batches(), source, parameters))
+        for hop in range(1, task.plan.hops + 1):
+            inboxes = self._exchanged(rows, task.tasks)
+            rows = []
+            for number, inbox in enumerate(inboxes):
+                run = first_hop(task, number) if hop == 1 else later_hop(task, hop, number)
+                rows.extend(run(inbox))
+        notes = []
+        for batch in rows:
+            assert set(batch.column(1).to_pylist()) == {DESCRIPTOR}, "tuples are left over after the last hop"
+            notes.extend(batch.column(2).to_pylist())
+        return commits.collected(notes, task.plan)
+
+    def _selected(self, source: Input, table: pa.Table) -> pa.Table:
+        """What Spark does before bucketising: `where` and `select`."""
+        names = [c.name for c in source.columns]
+        if computed := [n for n in names if n.startswith("=")]:
+            raise NotImplementedError(f"{source.relation} has computed columns: {', '.join(computed)}")
+        bits = [self._passing(text, table) for text in source.filters]
+        passing = np.logical_or.reduce(bits)
+        selected = table.select(names)
+        if len(bits) > 1:
+            mask = sum(bit.astype(np.int64) << i for i, bit in enumerate(bits))
+            selected = selected.append_column(MASK, pa.array(mask, pa.int64()))
+        return selected.filter(pa.array(passing))
+
+    def _passing(self, text: str | None, table: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        if text is None:
+            return np.ones(table.num_rows, np.bool_)
+        found = holds(self._predicates[text], lambda ref: table.column(ref.column).combine_chunks())
+        return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False))
+
+    def _parts(self, table: pa.Table) -> list[pa.Table]:
+        """The rows as one to three source tasks read them, some in several batches."""
+        cuts = sorted(self._random.randrange(table.num_rows + 1) for _ in range(self._random.randrange(3)))
+        bounds = [0, *cuts, table.num_rows]
+        parts = [table.slice(a, b - a) for a, b in pairwise(bounds)]
+        return [pa.concat_tables([p.slice(0, 1), p.slice(1)]) if self._random.random() < 0.3 else p for p in parts]
+
+    def _exchanged(self, rows: list[pa.RecordBatch], tasks: int) -> list[list[pa.RecordBatch]]:
+        """Every row in the inbox of its task, in any order."""
+        outboxes = [Outbox() for _ in range(tasks)]
+        for batch in rows:
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                outboxes[row[0]].rows.append(row)
+        for outbox in outboxes:
+            self._random.shuffle(outbox.rows)
+        return [list(outbox.batches()) for outbox in outboxes]
+
+
+def state_tables(engine: LocalEngine) -> dict[str, pa.Table]:
+    """All rows at rest, by store."""
+    found: dict[str, pa.Table] = {}
+    for store, infos in engine.live.segments.items():
+        paths = [os.path.join(engine.checkpoint.state_dir, info.path) for info in infos]
+        found[store] = pa.concat_tables([pa.ipc.open_file(path).read_all() for path in paths])
+    return found

@@ -1,0 +1,88 @@
+"""Moving rows of columns, against Arrow's own `take` and plain loops."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from plait.runtime.columns import from_raw, gather, raw, single, take, take_table
+
+ARRAYS = {
+    "int8": pa.array([1, -2, 3, 4, 5], pa.int8()),
+    "int64": pa.array([1, -2, 2**62, 4, 5], pa.int64()),
+    "with NULL": pa.array([1, None, 3, None, 5], pa.int32()),
+    "double": pa.array([0.0, -0.0, float("inf"), 1.5, 2.0]),
+    "float": pa.array([0.0, 1.5, 2.5, 3.5, 4.5], pa.float32()),
+    "boolean": pa.array([True, False, True, True, False]),
+    "date": pa.array([dt.date(2024, 1, d) for d in range(1, 6)]),
+    "timestamp": pa.array([dt.datetime(2024, 1, d) for d in range(1, 6)], pa.timestamp("us", "UTC")),
+    "string": pa.array(["", "a", "bc", "ä", "long enough"]),
+    "binary": pa.array([b"", None, b"\0", b"x", b"yz"]),
+    "decimal": pa.array([Decimal(n) for n in range(5)], pa.decimal128(38, 2)),
+    "list": pa.array([[1], [], None, [2, 3], [4]]),
+    "struct": pa.array([{"a": n} for n in range(5)]),
+}
+PICKS = [[], [0], [4, 4, 0], [2, 1, 3, 0, 4]]
+
+
+def rows(numbers: list[int]) -> Any:
+    return np.array(numbers, np.int64)
+
+
+@pytest.mark.parametrize("picks", PICKS, ids=str)
+@pytest.mark.parametrize("name", ARRAYS)
+def test_take_gives_the_rows_asked_for(name: str, picks: list[int]) -> None:
+    array = ARRAYS[name]
+    assert take(array, rows(picks)).equals(array.take(pa.array(picks, pa.int64())))
+    # A slice begins in the middle of its buffers.
+    part = array.slice(1, 3)
+    inside = [p % 3 for p in picks]
+    assert take(part, rows(inside)).to_pylist() == [part[i].as_py() for i in inside]
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_raw_values_make_the_array_again(name: str) -> None:
+    array = ARRAYS[name].slice(1)
+    values = raw(array)
+    if values is not None:
+        assert from_raw(array.type, values.copy()).equals(array)
+    assert (values is None) == (name in ("with NULL", "boolean", "string", "binary", "decimal", "list", "struct"))
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_gather_puts_rows_of_several_arrays_in_their_places(name: str) -> None:
+    one, other = ARRAYS[name], ARRAYS[name].slice(2)
+    found = gather([one, other], [rows([3, 0]), rows([1, 2, 0])], [rows([4, 1]), rows([0, 2, 3])], 5)
+    expected = [other[1], one[0], other[2], other[0], one[3]]
+    assert found.to_pylist() == [scalar.as_py() for scalar in expected]
+    assert found.type == one.type
+
+
+def test_gather_of_arrays_with_and_without_null_keeps_the_null() -> None:
+    plain, holey = pa.array([1, 2]), pa.array([None, 4])
+    assert gather([plain, holey], [rows([0]), rows([0, 1])], [rows([1]), rows([0, 2])], 3).to_pylist() == [None, 1, 4]
+
+
+def test_gather_of_nothing_is_empty() -> None:
+    for name in ("int64", "string"):
+        assert gather([ARRAYS[name]], [rows([])], [rows([])], 0).to_pylist() == []
+
+
+def test_a_column_of_many_or_no_chunks_becomes_one_array() -> None:
+    chunked = pa.chunked_array([pa.array([1, 2]), pa.array([3])])
+    assert single(chunked).equals(pa.array([1, 2, 3]))
+    assert single(pa.chunked_array([], pa.string())).equals(pa.array([], pa.string()))
+    assert single(pa.array([1])).equals(pa.array([1]))
+
+
+def test_a_table_keeps_its_schema_when_rows_are_taken() -> None:
+    table = pa.table({"n": ARRAYS["int64"], "s": ARRAYS["string"]})
+    taken = take_table(table, rows([4, 0]))
+    assert taken.schema == table.schema
+    assert taken.to_pydict() == {"n": [5, 1], "s": ["long enough", ""]}
+    assert take_table(table, rows([])).schema == table.schema

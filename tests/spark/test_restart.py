@@ -1,0 +1,193 @@
+"""Starting again on a checkpoint: it continues exactly, or says why it does not and can still be used."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import plait
+from plait.errors import CheckpointError, StreamError
+from plait.testing import run_epochs
+from tests.oracle import bag
+from tests.spark.pair import SQL, Pair, told
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A checkpoint with three epochs, and a fourth still to come.  Copied by every test that damages it."""
+    pair = Pair(spark, tmp_path_factory.mktemp("made")).arrive(3)
+    assert pair.run() == [0, 1, 2]
+    return pair.arrive()
+
+
+def test_a_different_number_of_tasks_and_order_of_streams_continue_exactly(spark: SparkSession, tmp_path: Path) -> None:
+    pair = Pair(spark, tmp_path, {"fan_in": 2}).arrive(2)
+    assert pair.run(tasks=2) == [0, 1]
+    pair.arrive(2)
+    assert pair.run(tasks=1, probe="iterative") == [2, 3]
+    pair.arrive()
+    # Spark's checkpoint knows its sources by position only.
+    frames = dict(reversed(pair.frames().items()))
+    with plait.Engine(spark, checkpoint=f"file://{pair.checkpoint}", config=plait.Config(tasks=5, fan_in=2)) as engine:
+        for name, frame in frames.items():
+            engine.stream(name, frame)
+        query = engine.query("q", f"  {SQL.replace(' FROM', chr(10) + '  FROM')}")
+        assert [progress["tasks"] for progress in run_epochs(engine)] == [5]
+        assert bag(query.results().toArrow()) == pair.expected()
+
+
+def test_a_second_driver_is_refused_while_the_first_lives(made: Pair, tmp_path: Path) -> None:
+    pair = made.copy(tmp_path)
+    hold = (
+        "import sys, time; from plait.config import Config; from plait.state.checkpoint import Checkpoint\n"
+        "held = Checkpoint(sys.argv[1], Config()).open(); print('held', flush=True); time.sleep(1000)"
+    )
+    first = subprocess.Popen([sys.executable, "-c", hold, str(pair.checkpoint)], stdout=subprocess.PIPE, text=True)
+    with first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        error = pair.refused("CHECKPOINT_IN_USE")
+        assert f"pid {first.pid}" in error.cause
+        first.send_signal(signal.SIGKILL)
+    with pair.engine() as engine:
+        # Not in the same process either.
+        pair.refused("CHECKPOINT_IN_USE")
+        run_epochs(engine)
+    assert pair.run() == []
+
+
+def test_another_definition_is_refused_with_old_and_new_and_the_old_one_continues(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pair = Pair(spark, tmp_path).arrive()
+    # A number is compared with a text: what both are cast to depends on a setting of Spark.
+    texts = {"q": SQL, "p": "SELECT a.v FROM a JOIN b ON CAST(a.k AS INT) = CAST(b.w AS STRING)"}
+    with pair.engine(texts) as engine:
+        run_epochs(engine)
+
+    def refused(code: str, queries: dict[str, str], *shown: str) -> None:
+        with pytest.raises(CheckpointError) as caught, pair.engine(queries) as engine:
+            engine.start(available_now=True)
+        error = told(caught.value, code)
+        assert all(text in error.cause for text in shown), error.cause
+
+    other = SQL.replace("b.w", "a.k")
+    refused("QUERY_CHANGED", {**texts, "q": other}, "'q'", f"old: {SQL}", f"new: {other}")
+    refused("QUERIES_CHANGED", {"q": SQL}, "old: p, q", "new: q")
+    refused("QUERIES_CHANGED", {**texts, "more": SQL}, "old: p, q", "new: more, p, q")
+
+    ansi = spark.conf.get("spark.sql.ansi.enabled")
+    spark.conf.set("spark.sql.ansi.enabled", "false" if ansi == "true" else "true")
+    try:
+        refused("KEY_CHANGED", texts, "old: ", "new: ", "bigint", "int")
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", str(ansi))
+
+    original = pair.a
+    for schema, old, new in (
+        ("k long, v string", '["v", "bigint"]', '["v", "string"]'),
+        ("k int, v long", '["k", "bigint"]', '["k", "int"]'),
+        ("k long, v long, more date", '["v", "bigint"]]', '["more", "date"]'),
+    ):
+        pair.a = type(original)(spark, original.directory, schema)
+        refused("SCHEMA_CHANGED", texts, "'a'", old, new)
+    pair.a = original
+
+    pair.arrive()
+    with pair.engine(texts) as engine:
+        assert [progress["epoch"] for progress in run_epochs(engine)] == [1]
+        assert bag(plait.QueryHandle(engine, "q").results().toArrow()) == pair.expected()
+
+
+def test_other_offsets_than_those_committed_are_refused(made: Pair, tmp_path: Path) -> None:
+    pair = made.copy(tmp_path)
+    kept = tmp_path / "spark"
+    shutil.copytree(pair.checkpoint / "spark", kept)
+
+    def restore() -> None:
+        shutil.rmtree(pair.checkpoint / "spark", ignore_errors=True)
+        shutil.copytree(kept, pair.checkpoint / "spark")
+
+    def forget(*names: str) -> None:
+        for name in names:
+            (pair.checkpoint / "spark" / name).unlink()
+            (pair.checkpoint / "spark" / name).with_name(f".{Path(name).name}.crc").unlink(missing_ok=True)
+
+    # Spark would plan epoch 2 anew, and read the files of epoch 3 with it, or those of epoch 2 again.
+    forget("offsets/2", "commits/2")
+    assert "epoch 2" in pair.refused("OFFSETS_CHANGED").cause
+    restore()
+    # Spark would begin from the beginning.
+    shutil.rmtree(pair.checkpoint / "spark")
+    assert "epoch 0" in pair.refused("OFFSETS_CHANGED").cause
+    restore()
+    # The same epoch, but with the offsets of another.
+    forget("commits/2")
+    offsets = pair.checkpoint / "spark" / "offsets"
+    (offsets / ".2.crc").unlink(missing_ok=True)
+    (offsets / "2").write_bytes((offsets / "1").read_bytes())
+    assert "epoch 2" in pair.refused("OFFSETS_CHANGED").cause
+    restore()
+    assert pair.run() == [3]
+
+
+def test_spark_ahead_of_the_manifests_is_refused(made: Pair, tmp_path: Path) -> None:
+    pair = made.copy(tmp_path)
+    log = pair.checkpoint / "log"
+    lost = {path: path.read_bytes() for path in sorted(log.glob("*.json"))[1:]}
+    commits = {path: path.read_bytes() for path in (pair.checkpoint / "spark" / "commits").glob("[0-9]*")}
+    for path in lost:
+        path.unlink()
+    error = pair.refused("EPOCH_GAP")
+    assert "Spark has committed epoch 2" in error.cause
+    with pair.engine() as engine, pytest.raises(CheckpointError, match="EPOCH_GAP"):
+        plait.QueryHandle(engine, "q").results()
+    # Without its commits Spark asks for the epoch it planned last.
+    for path in commits:
+        path.unlink()
+    assert "Spark asks for epoch 2" in pair.refused("EPOCH_GAP").cause
+    for path, data in {**lost, **commits}.items():
+        path.write_bytes(data)
+    assert pair.run() == [3]
+
+
+def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_later(made: Pair, tmp_path: Path) -> None:
+    pair = made.copy(tmp_path)
+    called, stopping = threading.Event(), threading.Event()
+    seen: list[tuple[int, int]] = []
+
+    def slow(rows: DataFrame, epoch: int) -> None:
+        called.set()
+        assert stopping.wait(60)
+        seen.append((epoch, rows.count()))
+
+    with pair.engine() as engine:
+        query = plait.QueryHandle(engine, "q").foreach_batch(slow)
+        run = engine.start(every="1 second")
+        with pytest.raises(StreamError, match="RUNNING"):
+            engine.start()
+        with pytest.raises(StreamError, match="RUNNING"):
+            query.sink("noop")
+        assert called.wait(120)
+        threading.Timer(0.2, stopping.set).start()
+        run.stop()
+        assert not run.is_active
+        # Whether the function came through before Spark cancelled its job is a matter of luck.
+        before = list(seen)
+        query.foreach_batch(lambda rows, epoch: seen.append((epoch, rows.count())))
+        run_epochs(engine)
+        rows = (pair.expected() - pair.expected(3)).total()
+        assert seen in ([(3, rows)], [*before, (3, rows)])
+    for use in (lambda: engine.start(), lambda: engine.query("r", SQL), lambda: engine.stream("c", made.a.frame())):
+        with pytest.raises(StreamError, match="CLOSED"):
+            use()
+    assert pair.run() == []
