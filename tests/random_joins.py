@@ -123,6 +123,15 @@ class Case:
         aliases = [alias for query in self.queries.values() for alias in query.graph.aliases]
         return {alias.filter for alias in aliases if alias.relation == relation}
 
+    def required(self, relation: str) -> set[str]:
+        """Columns in which no alias of the relation can use a NULL."""
+        found = []
+        for graph in self.graphs.values():
+            refs = [r for pair in (*graph.equalities, *graph.windows) for r in (pair.left, pair.right)]
+            aliases = [alias.name for alias in graph.aliases if alias.relation == relation]
+            found += [{r.column for r in refs if r.alias == alias} for alias in aliases]
+        return set.intersection(*found)
+
 
 def quoted(name: str) -> str:
     return f"`{name}`"
@@ -502,7 +511,7 @@ class Model:
     """Spark's rule for late rows: at or below the watermark that was fixed at the end of the epoch before.
 
     The watermark is the least, over all streams, of the latest event time less the delay; it does not exist before
-    every stream was seen, and never goes back.  Late rows count for it as well; rows that no query wants do not.
+    every stream was seen, and never goes back.  Late rows count for it as well; rows that no query can use do not.
     """
 
     case: Case
@@ -521,6 +530,7 @@ class Model:
                 continue
             texts = [f"({text})" for text in filters if text is not None]
             wanted = "true" if None in filters else " OR ".join(texts)
+            wanted = " AND ".join([f"({wanted})", *(f"{c} IS NOT NULL" for c in sorted(self.case.required(name)))])
             oracle.load({"new": table})
             mark = "NULL" if self.watermark_ms is None else str(self.watermark_ms * 1000)
             oracle.connection.execute(

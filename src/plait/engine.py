@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import tempfile
@@ -41,7 +42,9 @@ class Engine:
 
     def __init__(self, spark: SparkSession, checkpoint: str, config: Config | None = None) -> None:
         if not hasattr(spark, "_jsparkSession"):
-            raise StreamError("SPARK_CONNECT", "a Spark Connect session has no Catalyst to ask", "use a classic session")
+            raise StreamError(
+                "SPARK_CONNECT", "a Spark Connect session has no Catalyst to ask", "use a classic session"
+            )
         self.spark = spark
         settings = {k: v for k, v in spark.sparkContext.getConf().getAll() if k.startswith("spark.plait.")}
         self.config = (config or Config()).with_spark_settings(settings)
@@ -73,7 +76,7 @@ class Engine:
         self._refuse_if_running("a query cannot be added")
         if name in self._graphs:
             raise QueryError("DUPLICATE_QUERY", f"a query called {name!r} is registered already", "use another name")
-        if not name.isidentifier():
+        if not (name.isascii() and name.isidentifier()):
             raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
         schemas = {stream: df.schema for stream, df in self._frames.items()}
         self._graphs[name] = read_graph(self.spark, self._relations, schemas, sql)
@@ -143,7 +146,7 @@ class Engine:
             if self._run is not None:
                 self._run.stop()
         finally:
-            shutil.rmtree(_verified_dir(self.checkpoint), ignore_errors=True)
+            _forget_verified(self.checkpoint)
             self.checkpoint.close()
 
     def __enter__(self) -> Engine:
@@ -269,3 +272,10 @@ def _guarded(driver: Driver, buckets: DataFrame, number: int) -> None:
 def _verified_dir(checkpoint: Checkpoint) -> str:
     """Where this run notes, on every host, which segments it has verified."""
     return os.path.join(tempfile.gettempdir(), f"plait-{os.getuid()}-{checkpoint.id}-{checkpoint.token}")
+
+
+def _forget_verified(checkpoint: Checkpoint) -> None:
+    """Removes the notes of this run, and of those before it that were killed."""
+    prefix = _verified_dir(checkpoint).removesuffix(str(checkpoint.token))
+    for folder in glob.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(folder, ignore_errors=True)

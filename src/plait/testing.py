@@ -252,6 +252,8 @@ class LocalEngine:
             raise NotImplementedError(f"{source.relation} has computed columns: {', '.join(computed)}")
         bits = [self._passing(text, table) for text in source.filters]
         passing = np.logical_or.reduce(bits)
+        for name in source.required:
+            passing &= pc.is_valid(table.column(name)).to_numpy(zero_copy_only=False)
         selected = table.select(names)
         if len(bits) > 1:
             mask = sum(bit.astype(np.int64) << i for i, bit in enumerate(bits))

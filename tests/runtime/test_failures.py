@@ -31,6 +31,10 @@ Caused by: java.lang.RuntimeException: file:/data/a/000001.parquet is not a Parq
 GONE = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FAILED_READ_FILE.FILE_NOT_EXIST] \
 Encountered error while reading file file:///data/a/000001.parquet. File does not exist. SQLSTATE: KD001"""
 
+CRASHED = """Job aborted due to stage failure: Task 0 in stage 2.0 failed 1 times, most recent failure: Lost task 0.0 \
+in stage 2.0 (TID 3) (localhost executor driver): org.apache.spark.SparkException: Python worker exited unexpectedly \
+(crashed). Consider setting 'spark.sql.execution.pyspark.udf.faulthandler.enabled' for the better Python traceback."""
+
 FULL = """An error occurred while calling o101.parquet.
 : java.io.IOException: No space left on device
 \tat java.base/java.io.FileOutputStream.writeBytes(Native Method)"""
@@ -67,6 +71,7 @@ def test_a_name_that_is_no_error_of_ours_is_only_text(kind: str) -> None:
         (UNREADABLE, SourceError, "SOURCE_CORRUPT", "file:///data/a/000001.parquet"),
         (GONE, SourceError, "SOURCE_MISSING", "file:///data/a/000001.parquet"),
         (FULL, StorageError, "STATE_FULL", "No space left"),
+        (CRASHED, PlaitError, "WORKER_LOST", "a Python worker died"),
         ("java.lang.OutOfMemoryError: Java heap space", PlaitError, "SPARK", "Java heap space"),
         ("", PlaitError, "SPARK", "unknown"),
     ],

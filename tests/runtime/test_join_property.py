@@ -5,8 +5,10 @@ All of it runs on `plait.testing.LocalEngine`: the code of Spark's tasks and of 
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,29 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from plait.query.graph import Equality
+from plait.config import Config
+from plait.order.orders import fixed
+from plait.query.graph import Equality, Window
 from plait.query.plan import Node, Plan
 from plait.query.relation import Relation
+from plait.share.probe_trees import build_plan
 from plait.state import keys
-from tests.random_joins import ARROW, COMPARED, KINDS, Builder, Case, Query, cases, check_case, run_case, value
+from plait.testing import Clock, LocalEngine, state_tables
+from tests.oracle import rows_of
+from tests.random_joins import (
+    ARROW,
+    COMPARED,
+    KINDS,
+    SECOND,
+    START,
+    Builder,
+    Case,
+    Query,
+    cases,
+    check_case,
+    run_case,
+    value,
+)
 
 COMMON = settings(
     deadline=None,
@@ -180,3 +200,110 @@ def test_oracle_a_row_is_matched_until_its_ttl_is_over_and_no_longer(case: Case)
 @given(cases(kinds=("integral",), windows=True, ttl=True, most_aliases=3, most_queries=2))
 def test_oracle_windows_and_ttl_together(case: Case) -> None:
     check_case(case)
+
+
+def windowed(ttl_seconds: int | None = None) -> tuple[Plan, pa.Schema]:
+    """Two streams within five seconds of each other; the plan and their schema."""
+    columns = (("id", "bigint"), ("d0", "bigint"), ("ts", "timestamp"))
+    ttl_us = None if ttl_seconds is None else ttl_seconds * SECOND
+    timed = None if ttl_seconds else "ts"
+    delay = None if ttl_seconds else 2000
+    relations = {f"r{i}": Relation(f"r{i}", columns, timed, delay, ttl_us) for i in range(2)}
+    builder = Builder(relations, {})
+    builder.aliases = [("a0", "r0"), ("a1", "r1")]
+    builder.equalities = [Equality(builder.ref("a0", "d0"), builder.ref("a1", "d0"))]
+    if ttl_seconds is None:
+        builder.windows = [Window(builder.ref("a0", "ts"), builder.ref("a1", "ts"), -5 * SECOND, 5 * SECOND)]
+    builder.outputs = [builder.ref("a0", "id"), builder.ref("a1", "id")]
+    graph = builder.query(ttl=False).graph
+    plan = build_plan({"q": graph}, relations, {"q": fixed(graph)}, tuple(relations))
+    return plan, pa.schema([(c, ARROW[k]) for c, k in columns])
+
+
+def at(schema: pa.Schema, *seconds: int) -> pa.Table:
+    """Rows of one key at these event times."""
+    times = [START + dt.timedelta(seconds=s) for s in seconds]
+    return pa.table(
+        [pa.array(c, t) for c, t in zip([seconds, [1] * len(times), times], schema.types, strict=True)], schema=schema
+    )
+
+
+def rows_at_rest(engine: LocalEngine) -> dict[str, list[int]]:
+    return {store[:2]: sorted(t.column("id").to_pylist()) for store, t in state_tables(engine).items()}
+
+
+def test_state_no_window_can_reach_is_removed(tmp_path: Path) -> None:
+    plan, schema = windowed()
+    with LocalEngine(tmp_path, plan) as engine:
+        engine.run({"r0": at(schema, 0, 1), "r1": at(schema, 0)})
+        assert engine.live.watermark_ms == start_ms(-2)
+        engine.run({"r0": at(schema, 20), "r1": at(schema, 7)})
+        # The slower stream holds the watermark: everything may still be reached.
+        assert engine.live.watermark_ms == start_ms(5)
+        assert rows_at_rest(engine) == {"r0": [0, 1, 20], "r1": [0, 7]}
+        engine.run({"r1": at(schema, 8)})
+        # At 5 a row of time 0 is out of reach, one of time 1 is not, but they rest in one segment.
+        assert rows_at_rest(engine) == {"r0": [0, 1, 20], "r1": [7, 8]}
+        engine.run({})
+        assert engine.live.watermark_ms == start_ms(6)
+        assert rows_at_rest(engine) == {"r0": [20], "r1": [7, 8]}
+
+
+def test_expired_rows_are_dropped_while_merging(tmp_path: Path) -> None:
+    plan, schema = windowed()
+    with LocalEngine(tmp_path, plan, Config(tasks=1, sync=False, fan_in=2)) as engine:
+        engine.run({"r0": at(schema, 0, 30), "r1": at(schema, 30)})
+        engine.run({"r0": at(schema, 31, 32), "r1": at(schema, 29)})
+        assert rows_at_rest(engine)["r0"] == [0, 30, 31, 32]
+        engine.run({})
+        assert rows_at_rest(engine)["r0"] == [30, 31, 32]
+
+
+def test_late_rows_are_counted_and_neither_joined_nor_kept(tmp_path: Path) -> None:
+    plan, schema = windowed()
+    with LocalEngine(tmp_path, plan) as engine:
+        engine.run({"r0": at(schema, 10), "r1": at(schema, 10)})
+        added = engine.run({"r0": at(schema, 8, 9, 7)})
+        # The watermark is 8: at it is late, above it is not.
+        assert engine.driver.progress[-1]["rows_late"] == {"r0": 2, "r1": 0}
+        assert rows_of(added["q"]) == [(9, 10)]
+        assert rows_at_rest(engine)["r0"] == [9, 10]
+
+
+def test_a_stream_never_seen_holds_the_watermark_back(tmp_path: Path) -> None:
+    plan, schema = windowed()
+    with LocalEngine(tmp_path, plan) as engine:
+        engine.run({"r0": at(schema, 100)})
+        engine.run({"r0": at(schema, 0)})
+        assert engine.live.watermark_ms is None
+        assert engine.driver.progress[-1]["rows_late"] == {"r0": 0, "r1": 0}
+
+
+def test_a_row_is_removed_when_its_ttl_is_over(tmp_path: Path) -> None:
+    plan, schema = windowed(ttl_seconds=10)
+    clock = Clock()
+    with LocalEngine(tmp_path, plan, clock=clock) as engine:
+        engine.run({"r0": at(schema, 0)})
+        clock.advance(9.999999)
+        assert rows_of(engine.run({"r1": at(schema, 1)})["q"]) == [(0, 1)]
+        clock.advance(0.000001)
+        assert engine.run({"r1": at(schema, 2)})["q"].num_rows == 0
+        assert rows_at_rest(engine) == {"r1": [1, 2]}
+        clock.advance(60)
+        engine.run({})
+        assert rows_at_rest(engine) == {}
+
+
+def test_a_clock_that_goes_back_neither_revives_nor_kills_rows(tmp_path: Path) -> None:
+    plan, schema = windowed(ttl_seconds=10)
+    clock = Clock()
+    with LocalEngine(tmp_path, plan, clock=clock) as engine:
+        engine.run({"r0": at(schema, 0)})
+        clock.advance(10)
+        engine.run({"r0": at(schema, 5)})
+        clock.advance(-10)
+        assert rows_of(engine.run({"r1": at(schema, 1)})["q"]) == [(5, 1)]
+
+
+def start_ms(seconds: int) -> int:
+    return int((START.replace(tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)).timestamp() * 1000)

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -213,3 +214,5 @@ def test_kill_9_anywhere_and_every_result_is_still_there_once(tmp_path: Path) ->
     # What killed tasks wrote was never part of anything, and is gone.
     state = Path(report["state_dir"])
     assert sorted(str(p.relative_to(state)) for p in state.rglob("*.arrow")) == report["live"]
+    identity = json.loads((tmp_path / "checkpoint" / "plait.json").read_text())["id"]
+    assert not list(Path(tempfile.gettempdir()).glob(f"plait-*-{identity}-*"))

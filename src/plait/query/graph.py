@@ -185,7 +185,7 @@ class JoinGraph:
 
     def required(self, alias: str) -> frozenset[str]:
         """Columns of an alias that a result can never have NULL: its keys and window bounds."""
-        pairs = [*self.equalities, *self.windows]
+        pairs: list[Equality | Window] = [*self.equalities, *self.windows]
         return frozenset(ref.column for pair in pairs for ref in (pair.left, pair.right) if ref.alias == alias)
 
     def alias(self, name: str) -> Alias:

@@ -55,7 +55,9 @@ class EpochParameters:
 
 def bucketised(df: DataFrame, source: Input) -> DataFrame:
     """The stream as buckets."""
-    columns = [F.expr(c.sql).alias(c.name) for c in source.columns]
+    # Numbered, because mapInArrow looks its columns up by name, and a dot in one (`1.5D`, `a.b`) would mislead it.
+    numbers = {c.name: f"c{i}" for i, c in enumerate(source.columns)}
+    columns = [F.expr(c.sql).alias(numbers[c.name]) for c in source.columns]
     if len(source.filters) == 1:
         if source.filters[0] is not None:
             df = df.where(source.filters[0])
@@ -65,7 +67,7 @@ def bucketised(df: DataFrame, source: Input) -> DataFrame:
         if None not in source.filters:
             selected = selected.where(F.col(MASK) != 0)
     for name in source.required:
-        selected = selected.where(F.col("`" + name.replace("`", "``") + "`").isNotNull())
+        selected = selected.where(F.col(numbers[name]).isNotNull())
     return selected.mapInArrow(_bucketise(source), SCHEMA)
 
 
@@ -79,15 +81,16 @@ def _query_set(source: Input) -> str:
 
 
 def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    names = [c.name for c in source.columns] + ([MASK] if len(source.filters) > 1 else [])
+
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from buckets(batches, source, EpochParameters.current())
+        named = (batch.rename_columns(names) for batch in batches)
+        yield from buckets(named, source, EpochParameters.current())
 
     return run
 
 
-def buckets(
-    batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochParameters
-) -> Iterator[pa.RecordBatch]:
+def buckets(batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochParameters) -> Iterator[pa.RecordBatch]:
     """The work of one source task: selected rows in, buckets and one descriptor out."""
     counted = _Counts(source.relation)
     for table in _slices(batches):

@@ -46,6 +46,12 @@ def translated(error: BaseException) -> PlaitError:
             f"a source file{name} cannot be read: {_first_line(text)}",
             "repair, replace or remove the file and start again; what was committed stays as it is",
         )
+    if "Python worker exited unexpectedly" in text:
+        return PlaitError(
+            "WORKER_LOST",
+            "a Python worker died more often than Spark retries a task, most likely for lack of memory",
+            "give it more memory, or lower chunk_rows or the rows per epoch; then start again: nothing is lost",
+        )
     if "No space left on device" in text:
         return StorageError("STATE_FULL", f"a disk is full: {_first_line(text)}", "free space and start again")
     remedy = "see the exception this one was raised from"

@@ -91,7 +91,8 @@ class ResultRows:
                 continue
             done = log.receipt(epoch)
             for file in manifest.results:
-                if sinks[file.query].keeps_rows or file.query not in done:
+                sink = sinks[file.query]
+                if sink.keeps_rows or (sink.delivers and file.query not in done):
                     kept.add(file.path)
         return kept
 

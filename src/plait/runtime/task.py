@@ -135,6 +135,9 @@ class _Work:
     def timed(self, name: str) -> _Timer:
         return _Timer(self.seconds, name)
 
+    def untimed(self, name: str) -> _Timer:
+        return _Timer(self.seconds, name, -1)
+
     def forward(self, notes: list[bytes]) -> None:
         """Passes descriptors on, and keeps in mind which segments of this epoch lie in this task's key groups."""
         for note in notes:
@@ -205,7 +208,8 @@ class _Work:
             columns = tuple(name for name, _ in self.context.plan.query_by_name[emit.query].columns)
             directory = self.context.results_dir if emit.query in self.context.kept else None
             writer = self.writers[emit.query] = ResultWriter(emit.query, columns, directory, self.context.sync)
-        with self.timed("materialise"):
+        # Rows are materialised inside the probe's time; take it out so that the parts add up.
+        with self.timed("materialise"), self.untimed("probe"):
             writer.write(emit, partial)
 
     def merge(self) -> None:
@@ -241,26 +245,26 @@ class _Work:
                 self.task, kind="result", query=query, rows=writer.rows, file=None if file is None else asdict(file)
             )
         edges = {str(node): asdict(count) for node, count in self.prober.counts.items()}
-        # Rows are materialised inside the probe's time; take it out so that the parts add up.
-        if "probe" in self.seconds:
-            self.seconds["probe"] -= self.seconds.get("materialise", 0.0)
         self.outbox.note(self.task, kind="work", edges=edges, seconds=self.seconds)
         yield from self.outbox.batches()
 
 
 @dataclass
 class _Timer:
-    """Adds the time spent inside `with` to `seconds[name]`."""
+    """Adds the time spent inside `with` to `seconds[name]`, or takes it off."""
 
     seconds: dict[str, float]
     name: str
+    sign: int = 1
     _begin: float = 0.0
 
     def __enter__(self) -> None:
         self._begin = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self._begin
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + self.sign * (
+            time.perf_counter() - self._begin
+        )
 
 
 def _stored_columns(store: Store) -> list[str]:
