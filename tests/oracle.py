@@ -64,7 +64,6 @@ class Oracle:
 
     def __init__(self) -> None:
         self.connection = duckdb.connect(config={"threads": 1, "autoload_known_extensions": False})
-        # Timestamps and dates as Spark prints them, whatever this machine's zone.
 
     def __enter__(self) -> Oracle:
         return self

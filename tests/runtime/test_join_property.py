@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from plait.config import Config
 from plait.order.orders import fixed
@@ -48,9 +49,16 @@ COMMON = settings(
 )
 
 
-@settings(COMMON, max_examples=150)
+@settings(COMMON, max_examples=80)
 @given(cases())
 def test_oracle_every_epochs_results_are_those_of_the_batch_join(case: Case) -> None:
+    check_case(case)
+
+
+@pytest.mark.soak
+@settings(COMMON, derandomize=False, max_examples=1000)
+@given(st.one_of(cases(), cases(windows=True, ttl=True, most_aliases=4), cases(windows=True, most_aliases=4)))
+def test_oracle_a_thousand_new_cases(case: Case) -> None:
     check_case(case)
 
 
@@ -83,7 +91,7 @@ def two_bit_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "combine", lambda left, right: combine(left, right) & few)
 
 
-@settings(COMMON, max_examples=60)
+@settings(COMMON, max_examples=35)
 @given(cases(kinds=(*COMPARED, "integral"), most_queries=2, most_aliases=5))
 def test_different_keys_with_one_hash_never_match(two_bit_hashes: None, case: Case) -> None:
     check_case(case)
@@ -184,13 +192,13 @@ def test_the_rank_rule_holds_for_every_step_or_results_are_lost_or_repeated(make
 # ---------------------------------------------------------------- windows, late rows, TTL
 
 
-@settings(COMMON, max_examples=80)
+@settings(COMMON, max_examples=50)
 @given(cases(kinds=("integral", "string"), windows=True, most_aliases=4, most_queries=2))
 def test_oracle_windows_drop_late_rows_by_sparks_rule_and_lose_no_result(case: Case) -> None:
     check_case(case)
 
 
-@settings(COMMON, max_examples=60)
+@settings(COMMON, max_examples=35)
 @given(cases(kinds=("integral", "string"), ttl=True, most_aliases=4, most_queries=2))
 def test_oracle_a_row_is_matched_until_its_ttl_is_over_and_no_longer(case: Case) -> None:
     check_case(case)

@@ -1,0 +1,131 @@
+"""Every sink gets each epoch's rows once per epoch number; what is handed over twice is recognised by that number."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import plait
+from plait.testing import ScriptedStream, run_epochs
+from tests.oracle import Bag, bag
+
+pytestmark = pytest.mark.spark
+
+JOIN = "SELECT a.id AS x, b.id AS y FROM a JOIN b ON a.k = b.k"
+EXPECTED = [(1, 10), (2, 10), (1, 30), (2, 30), (3, 10), (3, 30)]
+
+
+@pytest.fixture
+def streams(spark: SparkSession, tmp_path: Path) -> dict[str, ScriptedStream]:
+    """Two results, then none, then four more."""
+    made = {name: ScriptedStream(spark, tmp_path / name, "id int, k int") for name in "ab"}
+    made["a"].add([(1, 1), (2, 1)])
+    made["b"].add([(10, 1)])
+    made["a"].add([(7, 7)])
+    made["b"].add()
+    made["a"].add([(3, 1)])
+    made["b"].add([(30, 1)])
+    return made
+
+
+def engine_on(spark: SparkSession, base: Path, streams: dict[str, ScriptedStream]) -> plait.Engine:
+    engine = plait.Engine(spark, str(base / "checkpoint"), plait.Config(tasks=2))
+    for name, stream in streams.items():
+        engine.stream(name, stream.frame())
+    return engine
+
+
+def forget_last_epoch(base: Path) -> None:
+    """As if the process had died after the sinks were called and before the receipt was written."""
+    (base / "checkpoint" / "receipts" / f"{2:012d}.json").unlink()
+    for name in ("2", ".2.crc"):
+        (base / "checkpoint" / "spark" / "commits" / name).unlink(missing_ok=True)
+
+
+def test_every_sink_gets_every_epoch_once_and_recognises_it_when_it_comes_again(
+    spark: SparkSession, tmp_path: Path, streams: dict[str, ScriptedStream], capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[int, Bag]] = []
+    target = tmp_path / "out" / "parquet"
+
+    def take(rows: DataFrame, epoch: int) -> None:
+        calls.append((epoch, bag(rows.collect())))
+
+    def start() -> tuple[plait.Engine, dict[str, plait.QueryHandle], list[dict[str, object]]]:
+        engine = engine_on(spark, tmp_path, streams)
+        names = ("kept", "black_hole", "shown", "remembered", "written", "called", "computed")
+        handles = {name: engine.query(name, JOIN) for name in names[:-1]}
+        # Spark finishes this one; its sink wants no rows, and gets none.
+        handles["computed"] = engine.query("computed", JOIN.replace("a.id AS x", "a.id + b.id AS x"))
+        handles["black_hole"].sink("noop")
+        handles["computed"].sink("noop")
+        handles["shown"].sink("console", rows=1)
+        handles["remembered"].sink("memory")
+        handles["written"].sink("parquet", path=str(target))
+        handles["called"].foreach_batch(take)
+        return engine, handles, run_epochs(engine)
+
+    engine, handles, progress = start()
+    with engine:
+        everything = bag(EXPECTED)
+        assert [p["rows_out"] for p in progress] == [dict.fromkeys(handles, n) for n in (2, 0, 4)]
+        assert [epoch for epoch, _ in calls] == [0, 1, 2]
+        assert sum((rows for _, rows in calls), bag([])) == everything
+        assert calls[1][1] == bag([])
+        for name in ("kept", "remembered", "written"):
+            assert bag(handles[name].results().collect()) == everything, name
+        for name in ("black_hole", "shown", "called", "computed"):
+            with pytest.raises(plait.QueryError, match="RESULTS_NOT_KEPT"):
+                handles[name].results()
+        assert bag(spark.table("remembered").collect()) == everything
+        printed = capsys.readouterr().out
+        assert [f"epoch {n} " in printed for n in range(4)] == [True, True, True, False]
+        assert "only showing top 1 row" in printed
+        files = sorted(os.listdir(target))
+        assert {name.split("-")[1] for name in files} == {f"{n:012d}" for n in (0, 2)}
+        assert all(name.endswith(".parquet") for name in files)
+
+    forget_last_epoch(tmp_path)
+    engine, handles, progress = start()
+    with engine:
+        assert [epoch for epoch, _ in calls] == [0, 1, 2, 2]
+        assert calls[-1] == calls[-2]
+        assert sorted(os.listdir(target)) == files
+        for name in ("kept", "remembered", "written"):
+            assert bag(handles[name].results().collect()) == everything, name
+        assert progress == []
+
+
+def test_results_are_empty_but_typed_before_anything_happened(
+    spark: SparkSession, tmp_path: Path, streams: dict[str, ScriptedStream]
+) -> None:
+    with engine_on(spark, tmp_path, streams) as engine:
+        kept = engine.query("kept", JOIN)
+        written = engine.query("written", JOIN).sink("parquet", path=str(tmp_path / "nothing yet"))
+        for query in (kept, written):
+            assert query.results().dtypes == [("x", "int"), ("y", "int")]
+            assert query.results().count() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("kafkaesque", {}, r"no sink called 'kafkaesque'.*console, foreach_batch, memory, noop, parquet"),
+        ("parquet", {}, "path"),
+        ("parquet", {"path": "s3://bucket/x"}, "local paths"),
+        ("console", {"lines": 3}, "lines"),
+    ],
+)
+def test_a_sink_that_cannot_be_made_says_why(
+    spark: SparkSession,
+    tmp_path: Path,
+    streams: dict[str, ScriptedStream],
+    kind: str,
+    options: dict[str, object],
+    message: str,
+) -> None:
+    with engine_on(spark, tmp_path, streams) as engine, pytest.raises(plait.QueryError, match=message):
+        engine.query("q", JOIN).sink(kind, **options)
