@@ -181,7 +181,7 @@ class QueryHandle:
     def sink(self, kind: str, **options: Any) -> QueryHandle:
         """Where the rows go: noop, console(rows=), memory, parquet(path=), foreach_batch(fn=)."""
         self._engine._refuse_if_running("a sink cannot be changed")
-        self._engine._sinks[self.name] = make_sink(kind, self.name, self.results, options)
+        self._engine._sinks[self.name] = make_sink(kind, self.name, self.results, options, self._engine.config.sync)
         return self
 
     def foreach_batch(self, fn: Any) -> QueryHandle:

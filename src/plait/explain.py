@@ -133,5 +133,3 @@ def _dot_node(source: str, node: Node) -> Iterator[str]:
         yield f"  {here} -> {json.dumps('query ' + emit.query)};"
     for child in node.children:
         yield from _dot_node(here, child)
-
-

@@ -69,4 +69,5 @@ def _changed(code: str, what: str, old: str, new: str) -> CheckpointError:
         match = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
         first = next(op for op in match if op[0] != "equal")
         old, new = ("… " + t[max(0, i - 60) : i + 340] + " …" for t, i in ((old, first[1]), (new, first[3])))
-    return CheckpointError(code, f"{what} differs from what this checkpoint was made for; old: {old}; new: {new}", _REMEDY)
+    cause = f"{what} differs from what this checkpoint was made for; old: {old}; new: {new}"
+    return CheckpointError(code, cause, _REMEDY)

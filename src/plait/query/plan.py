@@ -229,7 +229,10 @@ class Plan:
 
 
 _CLASSES = {
-    c.__name__: c for c in (ColumnDef, Key, Store, SlotColumn, Step, Emit, Node, ProbeTree, IngestEdge, Input, QueryPlan, Plan)
+    kind.__name__: kind
+    for kind in (
+        ColumnDef, Key, Store, SlotColumn, Step, Emit, Node, ProbeTree, IngestEdge, Input, QueryPlan, Plan,
+    )
 }  # fmt: skip
 
 

@@ -52,7 +52,9 @@ def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
 
 def _source(account: Collected, note: Mapping[str, object]) -> None:
     relation, rows, late, event = note["relation"], note["rows"], note["late"], note["max_event_ms"]
-    assert isinstance(relation, str) and isinstance(rows, int) and isinstance(late, int)
+    assert isinstance(relation, str)
+    assert isinstance(rows, int)
+    assert isinstance(late, int)
     account.rows_in[relation] += rows
     account.rows_late[relation] += late
     if isinstance(event, int):
@@ -73,7 +75,8 @@ def _merge(account: Collected, note: Mapping[str, object]) -> None:
 
 def _result(account: Collected, note: Mapping[str, object]) -> None:
     query, rows, file = note["query"], note["rows"], note["file"]
-    assert isinstance(query, str) and isinstance(rows, int)
+    assert isinstance(query, str)
+    assert isinstance(rows, int)
     account.rows_out[query] += rows
     if isinstance(file, dict):
         account.results.append(ResultFile(**file))
@@ -81,7 +84,8 @@ def _result(account: Collected, note: Mapping[str, object]) -> None:
 
 def _work(account: Collected, note: Mapping[str, object]) -> None:
     edges, seconds = note["edges"], note["seconds"]
-    assert isinstance(edges, dict) and isinstance(seconds, dict)
+    assert isinstance(edges, dict)
+    assert isinstance(seconds, dict)
     for edge, counts in edges.items():
         total = account.edges.setdefault(edge, {})
         for name, value in counts.items():

@@ -24,7 +24,7 @@ from plait.errors import CheckpointError, PlaitError
 from plait.query.plan import Plan
 from plait.runtime import commit as commits
 from plait.runtime.bucketise import PROPERTY, EpochParameters
-from plait.runtime.exchange import exchange
+from plait.runtime.exchange import SCHEMA, exchange, planned
 from plait.runtime.failures import sink_failed, translated
 from plait.runtime.faults import reached
 from plait.runtime.rows import ResultRows
@@ -151,10 +151,10 @@ def join(epoch: Epoch) -> None:
     """Exchange, append, probe and materialise: one Spark job, one exchange per hop."""
     assert epoch.task is not None
     task = epoch.task
-    rows = exchange(epoch.buckets, task.tasks).mapInArrow(first_hop(task), epoch.buckets.schema)
+    rows = exchange(planned(epoch.buckets), task.tasks).mapInArrow(first_hop(task), SCHEMA)
     for hop in range(2, task.plan.hops + 1):
-        rows = exchange(rows, task.tasks).mapInArrow(later_hop(task, hop), epoch.buckets.schema)
-    notes = [bytes(row.payload) for row in rows.select("payload").collect()]
+        rows = exchange(rows, task.tasks).mapInArrow(later_hop(task, hop), SCHEMA)
+    notes = [bytes(row.payload) for row in rows.collect()]
     reached("commit.1", epoch.number)
     epoch.account = commits.collected(notes, task.plan)
 

@@ -19,11 +19,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from plait.kernels.hashing import owner
 from plait.query.plan import HASH
 
-SCHEMA = "task int, edge int, payload binary"
+SCHEMA = StructType(
+    [StructField("task", IntegerType()), StructField("edge", IntegerType()), StructField("payload", BinaryType())]
+)
 DESCRIPTOR = -1
 
 _ARROW = pa.schema([("task", pa.int32()), ("edge", pa.int32()), ("payload", pa.binary())])
@@ -33,6 +36,16 @@ _BUCKET_BYTES = 8 << 20
 def exchange(rows: DataFrame, tasks: int) -> DataFrame:
     """Carries every row to the task it is for."""
     return rows.repartitionById(tasks, F.col("task"))
+
+
+def planned(rows: DataFrame) -> DataFrame:
+    """The same rows with their plan cut off: Spark has planned the sources already, once per epoch is enough.
+
+    Otherwise every operation on a micro-batch analyses, optimises and plans all the sources again.
+    """
+    java: Any = rows._jdf
+    cut = java.sparkSession().internalCreateDataFrame(java.queryExecution().toRdd(), java.schema(), False)
+    return DataFrame(cut, rows.sparkSession)
 
 
 @dataclass
@@ -104,4 +117,3 @@ def decode(payload: pa.Buffer | bytes) -> pa.Table:
     """The tuples of a bucket."""
     with pa.ipc.open_stream(payload) as reader:
         return reader.read_all()
-

@@ -252,9 +252,7 @@ class Prober:
             names[ARRIVED] = None
         return tuple(names)
 
-    def _visible(
-        self, step: Step, store: Store, node: Node, frame: Frame, matches: Matches
-    ) -> npt.NDArray[np.bool_]:
+    def _visible(self, step: Step, store: Store, node: Node, frame: Frame, matches: Matches) -> npt.NDArray[np.bool_]:
         """Of the rows whose hash matches: the key is the same, the alias's filter lets it pass, its TTL is not over."""
         table, _ = matches.read()
         keep = np.ones(table.num_rows, np.bool_)

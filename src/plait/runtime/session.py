@@ -36,9 +36,7 @@ SETTINGS = {
 }
 
 
-def session(
-    app: str = "plait", master: str | None = None, settings: Mapping[str, str] | None = None
-) -> SparkSession:
+def session(app: str = "plait", master: str | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
     """A local session with warm Python workers; `settings` override the defaults in `SETTINGS`.
 
     A failed task is retried twice, as on a cluster (plain `local[n]` would give up at once).
@@ -53,4 +51,3 @@ def session(
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
-

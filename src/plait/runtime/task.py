@@ -156,9 +156,7 @@ class _Work:
         hashes = table.column(HASH).to_numpy()
         rows = table.select(_stored_columns(store))
         with self.timed("append"):
-            info = write_segment(
-                context.state_dir, store, rows, hashes, epoch=context.epoch, tier=0, sync=context.sync
-            )
+            info = write_segment(context.state_dir, store, rows, hashes, epoch=context.epoch, tier=0, sync=context.sync)
         self.current.setdefault(store.id, []).append(Run(hashes, rows))
         self.outbox.note(self.task, kind="segment", info=info.to_json())
 
@@ -262,9 +260,7 @@ class _Timer:
         self._begin = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + self.sign * (
-            time.perf_counter() - self._begin
-        )
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + self.sign * (time.perf_counter() - self._begin)
 
 
 def _stored_columns(store: Store) -> list[str]:

@@ -21,7 +21,6 @@ from plait.query.plan import Emit, IngestEdge, Input, Key, Node, Plan, ProbeTree
 from plait.query.relation import ColumnDef, Relation
 from plait.share.retention import keep_us
 
-
 MOST_FILTERS = 62
 """Bits of a query set (a signed 64-bit column)."""
 
@@ -62,7 +61,9 @@ def build_plan(
     columns = _physical_columns(graphs)
     kept = _retention(graphs, relations)
     plan_stores = tuple(
-        _store(store_id, relations[relation], key, columns[relation], needed[relation], filters[relation], kept[relation])
+        _store(
+            store_id, relations[relation], key, columns[relation], needed[relation], filters[relation], kept[relation]
+        )
         for store_id, (relation, key) in sorted(stores.items())
     )
     inputs, edge_ids = _inputs(relations, ranks, roots, plan_stores, columns, needed, filters, _required(graphs))
