@@ -49,7 +49,7 @@ COMMON = settings(
 )
 
 
-@settings(COMMON, max_examples=80)
+@settings(COMMON, max_examples=40)
 @given(cases())
 def test_oracle_every_epochs_results_are_those_of_the_batch_join(case: Case) -> None:
     check_case(case)
@@ -91,7 +91,7 @@ def two_bit_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "combine", lambda left, right: combine(left, right) & few)
 
 
-@settings(COMMON, max_examples=35)
+@settings(COMMON, max_examples=18)
 @given(cases(kinds=(*COMPARED, "integral"), most_queries=2, most_aliases=5))
 def test_different_keys_with_one_hash_never_match(two_bit_hashes: None, case: Case) -> None:
     check_case(case)
@@ -192,19 +192,19 @@ def test_the_rank_rule_holds_for_every_step_or_results_are_lost_or_repeated(make
 # ---------------------------------------------------------------- windows, late rows, TTL
 
 
-@settings(COMMON, max_examples=50)
+@settings(COMMON, max_examples=25)
 @given(cases(kinds=("integral", "string"), windows=True, most_aliases=4, most_queries=2))
 def test_oracle_windows_drop_late_rows_by_sparks_rule_and_lose_no_result(case: Case) -> None:
     check_case(case)
 
 
-@settings(COMMON, max_examples=35)
+@settings(COMMON, max_examples=18)
 @given(cases(kinds=("integral", "string"), ttl=True, most_aliases=4, most_queries=2))
 def test_oracle_a_row_is_matched_until_its_ttl_is_over_and_no_longer(case: Case) -> None:
     check_case(case)
 
 
-@settings(COMMON, max_examples=30)
+@settings(COMMON, max_examples=15)
 @given(cases(kinds=("integral",), windows=True, ttl=True, most_aliases=3, most_queries=2))
 def test_oracle_windows_and_ttl_together(case: Case) -> None:
     check_case(case)
