@@ -173,6 +173,8 @@ def _plot_curve(axes: Axes, curve: Sequence[Mapping[str, float]]) -> None:
     axes.plot(rows, [p["seconds"] for p in points], ".:", color="#999999", label="whole epoch")
     axes.plot(rows, [p["without_output"] for p in points], "o-", color=COLOURS["plait"], label="output excluded")
     axes.set_xscale("log")
+    # The minor ticks' labels overlap within one decade.
+    axes.tick_params(axis="x", which="minor", labelbottom=False)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("state rows (log scale: a straight line is logarithmic growth)")
     axes.set_ylabel("seconds per epoch")
