@@ -24,6 +24,8 @@ from plait.serve.bench.workloads import CHAIN, FIXED, FOUR, STAR, Workload
 
 STREAMING = ("plait", "spark", "spark-rocksdb")
 RACERS = (*STREAMING, "duckdb")
+KNOWN = (*RACERS, "spark-tuned")
+"""`spark-tuned` is Spark's joins in the session that `plait.session` gives; run when asked for."""
 PARTS = ("four", "star", "chain", "fixed")
 FIXED_EPOCHS, FIXED_COUNTED = 30, 20
 
@@ -70,7 +72,7 @@ def settle(wishes: Wishes) -> Setup:
         sf=sf,
         epochs=wishes.epochs or (3 if wishes.quick else 40 if large else 20),
         parts=_chosen("part", wishes.parts, PARTS, ("four", "chain") if large else PARTS),
-        who=_chosen("contestant", wishes.who, RACERS, RACERS),
+        who=_chosen("contestant", wishes.who, KNOWN, RACERS),
         repeat=wishes.repeat or (1 if large or wishes.quick else 3),
         verify=wishes.verify,
         memory=wishes.memory,
