@@ -134,7 +134,8 @@ def bench(
         list[str] | None, typer.Option(help="Only this part (repeatable): four, star, chain, fixed.")
     ] = None,
     who: Annotated[
-        list[str] | None, typer.Option(help="Only this contestant (repeatable): plait, spark, spark-rocksdb, duckdb, spark-tuned.")
+        list[str] | None,
+        typer.Option(help="Only this contestant (repeatable): plait, spark, spark-rocksdb, duckdb, spark-tuned."),
     ] = None,
     repeat: Annotated[
         int | None, typer.Option(min=1, help="Timed runs of each; by default 3, or 1 from SF 10.")

@@ -19,7 +19,13 @@ NAMES = {
     "spark-stateless": "Spark, no join (empty trigger)",
     "duckdb": "DuckDB, one batch (floor)",
 }
-COLOURS = {"plait": "#0b6e4f", "spark": "#e07a1f", "spark-rocksdb": "#b5541c", "spark-tuned": "#f2b279", "duckdb": "#7a7a7a"}
+COLOURS = {
+    "plait": "#0b6e4f",
+    "spark": "#e07a1f",
+    "spark-rocksdb": "#b5541c",
+    "spark-tuned": "#f2b279",
+    "duckdb": "#7a7a7a",
+}
 TRIGGER_PARTS = ("latestOffset", "getBatch", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
 
 
