@@ -32,6 +32,7 @@ from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output, Win
 from plait.query.plan import Plan
 from plait.query.relation import ColumnDef, Relation
 from plait.share.probe_trees import build_plan
+from plait.share.reoptimise import Planner
 from plait.testing import Clock, LocalEngine
 from tests.oracle import Bag, Oracle, bag
 
@@ -438,15 +439,28 @@ class Seen:
 
     results: dict[str, Bag]
     expected: dict[str, Bag]
+    report: dict[str, Any]
+    """The engine's progress: what `run.last_progress` would say."""
 
 
-def run_case(case: Case, change: Callable[[Plan], Plan] = lambda plan: plan, steady: bool = False) -> Iterator[Seen]:
-    """Runs a case epoch by epoch with settings that change all the time (unless `steady`), next to the oracle."""
+def run_case(
+    case: Case,
+    change: Callable[[Plan], Plan] = lambda plan: plan,
+    steady: bool = False,
+    *,
+    replan: float = 0.6,
+    planner: Callable[[Case], Planner] | None = None,
+) -> Iterator[Seen]:
+    """Runs a case epoch by epoch with settings that change all the time (unless `steady`), next to the oracle.
+
+    `replan` is how often other orders and ranks are drawn.  With a `planner` it is the one to choose, and starts anew
+    whenever the engine does.
+    """
     choose = random.Random(case.seed)
     ranks = list(case.relations)
     choose.shuffle(ranks)
     orders = {name: random_orders(graph, choose) for name, graph in case.graphs.items()}
-    first = plan = build_plan(case.graphs, case.relations, orders, tuple(ranks))
+    plan = build_plan(case.graphs, case.relations, orders, tuple(ranks))
     clock = Clock()
     totals: dict[str, Bag] = {name: Counter() for name in case.queries}
     model = Model(case)
@@ -455,8 +469,15 @@ def run_case(case: Case, change: Callable[[Plan], Plan] = lambda plan: plan, ste
 
         def started() -> LocalEngine:
             config = Config(sync=False, fan_in=choose.choice((2, 4)), snapshot_every=choose.choice((1, 2, 16)), tasks=1)
+            chosen = None if planner is None else planner(case)
             return LocalEngine(
-                directory, change(plan), config, predicates=case.predicates, clock=clock, seed=choose.randrange(1000)
+                directory,
+                change(plan) if chosen is None else chosen.plan,
+                config,
+                predicates=case.predicates,
+                clock=clock,
+                planner=chosen,
+                seed=choose.randrange(1000),
             )
 
         engine = started()
@@ -465,16 +486,12 @@ def run_case(case: Case, change: Callable[[Plan], Plan] = lambda plan: plan, ste
                 if not steady and number and choose.random() < 0.3:
                     engine.close()
                     engine = started()
-                if not steady and number and choose.random() < 0.6:
+                if not steady and number and choose.random() < replan:
                     choose.shuffle(ranks)
-                    others = {name: random_orders(graph, choose) for name, graph in case.graphs.items()}
-                    again = build_plan(case.graphs, case.relations, others, tuple(ranks))
-                    # Other orders may want other stores, which have no past; then only the ranks change.
-                    if again.stores == first.stores:
-                        orders = others
+                    orders = {name: random_orders(graph, choose) for name, graph in case.graphs.items()}
                     plan = build_plan(case.graphs, case.relations, orders, tuple(ranks))
                 engine.change(
-                    change(plan),
+                    change(plan) if planner is None else None,
                     tasks=choose.randint(1, 5),
                     probe=choose.choice(("factorised", "iterative")),
                     chunk_rows=choose.choice((1, 3, 7, 61) if case.results < 100 else (61, 1 << 18)),
@@ -488,22 +505,22 @@ def run_case(case: Case, change: Callable[[Plan], Plan] = lambda plan: plan, ste
                 report = engine.driver.progress[-1]
                 assert report["rows_late"] == {r: model.late.get(r, 0) for r in plan.ranks}
                 assert report["rows_out"] == {name: table.num_rows for name, table in added.items()}
-                yield Seen(totals, {name: oracle.bag(query.sql) for name, query in case.queries.items()})
+                yield Seen(totals, {name: oracle.bag(query.sql) for name, query in case.queries.items()}, report)
         finally:
             engine.close()
 
 
-def check_case(case: Case) -> int:
-    """After every epoch the committed rows are the oracle's; returns how many rows that were."""
-    rows = 0
-    for number, seen in enumerate(run_case(case)):
+def check_case(case: Case, **how: Any) -> list[dict[str, Any]]:
+    """After every epoch the committed rows are the oracle's; returns what the engine reported of each epoch."""
+    reports = []
+    for number, seen in enumerate(run_case(case, **how)):
         for name, expected in seen.expected.items():
             found = seen.results[name]
             assert found == expected, (
                 f"{name} after epoch {number}: missing {expected - found}, extra {found - expected}"
             )
-        rows = sum(bag.total() for bag in seen.expected.values())
-    return rows
+        reports.append(seen.report)
+    return reports
 
 
 @dataclass

@@ -46,7 +46,7 @@ def test_with_once_only_the_first_process_dies(tmp_path: Path) -> None:
 
 
 def test_the_local_engine_refuses_what_only_spark_can_do(tmp_path: Path) -> None:
-    query = QueryPlan("q", "", (), (), (), (), (), ())
+    query = QueryPlan("q", "", (), (), (), (), (), (), ())
     plan = Plan((), (), (), (replace(query, where=("a LIKE b",)),), ())
     with pytest.raises(NotImplementedError, match="only Spark"):
         LocalEngine(tmp_path, plan)

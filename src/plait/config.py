@@ -21,6 +21,17 @@ KEY_GROUPS = 1024
 """Key groups per store: the finest grain in which tasks can own a store.  Part of the checkpoint format."""
 
 PROBES = ("factorised", "iterative")
+ORDERERS = ("fixed", "selectivity_first", "greedy", "dp_pick")
+DRIVER_POLICIES = (
+    "registration",
+    "timestamp",
+    "round_robin",
+    "consumption_rate",
+    "initial_output_size",
+    "output_rate",
+)
+COST_MODELS = ("engine", "recursive")
+COST_VARIANTS = ("full", "query_cost_only", "match_cost_only", "no_smoothing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,32 @@ class Config:
     probe: str = "factorised"
     """`factorised` looks consecutive probes on one key up together and expands once (paper 004);
     `iterative` expands after every probe, as papers 000 and 002 do."""
+
+    orderer: str = "dp_pick"
+    """Who chooses the probe orders: `dp_pick`, `greedy`, `selectivity_first`, or `fixed` for the written order."""
+
+    driver_policy: str = "consumption_rate"
+    """Which input drives first inside an epoch: `registration` (as the streams were registered), `timestamp`,
+    `round_robin`, `consumption_rate`, `initial_output_size` or `output_rate`.  The default did the least work in
+    `plait bench drivers`."""
+
+    replan_epochs: int = 4
+    """T, in epochs: how often orders are re-chosen.  0 keeps them for ever."""
+
+    replan_seconds: float | None = None
+    """T in seconds, instead of `replan_epochs`."""
+
+    replan_gain: float = 0.05
+    """How much cheaper an order must be expected to be, to replace the one in force: below it orders would flap."""
+
+    history_periods: int = 60
+    """L: periods of statistics that forecasts are made from.  Paper 000 finds no gain beyond 60."""
+
+    cost_model: str = "engine"
+    """`engine` prices orders as this engine runs them (by `probe`); `recursive` as paper 000's Eq. 8 does."""
+
+    cost_variant: str = "full"
+    """Paper 000's ablations: `query_cost_only`, `match_cost_only`, `no_smoothing`."""
 
     fan_in: int = 4
     """Runs of one tier that are merged into one of the next: fewer runs to probe against more rewriting."""
@@ -56,9 +93,21 @@ class Config:
     """Progress reports kept for `run.recent_progress`."""
 
     def __post_init__(self) -> None:
-        if self.probe not in PROBES:
-            raise ConfigError("CONFIG", f"probe={self.probe!r} is not known", f"use one of: {', '.join(PROBES)}")
+        choices = (
+            ("probe", PROBES),
+            ("orderer", ORDERERS),
+            ("driver_policy", DRIVER_POLICIES),
+            ("cost_model", COST_MODELS),
+            ("cost_variant", COST_VARIANTS),
+        )
+        for name, known in choices:
+            if (value := getattr(self, name)) not in known:
+                raise ConfigError("CONFIG", f"{name}={value!r} is not known", f"use one of: {', '.join(known)}")
         _in_range("tasks", self.tasks, 1, KEY_GROUPS, optional=True)
+        _in_range("replan_epochs", self.replan_epochs, 0, 1_000_000)
+        _in_range("replan_seconds", self.replan_seconds, 0, float("inf"), optional=True)
+        _in_range("replan_gain", self.replan_gain, 0, 1)
+        _in_range("history_periods", self.history_periods, 1, 100_000)
         _in_range("fan_in", self.fan_in, 2, 64)
         _in_range("chunk_rows", self.chunk_rows, 1, 1 << 26)
         _in_range("snapshot_every", self.snapshot_every, 1, 10_000)

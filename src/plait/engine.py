@@ -19,7 +19,6 @@ from plait.catalog.registry import catalog_of, refuse_changes
 from plait.config import Config
 from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain
-from plait.order.orders import fixed
 from plait.query.graph import JoinGraph
 from plait.query.plan import Plan
 from plait.query.relation import Relation
@@ -28,7 +27,7 @@ from plait.runtime.epoch import Driver, refuse_gap, run_epoch
 from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep, Sink, make_sink
-from plait.share.probe_trees import build_plan
+from plait.share.reoptimise import Planner
 from plait.sql.catalyst import read_graph, relation_of
 from plait.state.checkpoint import Checkpoint
 
@@ -54,6 +53,7 @@ class Engine:
         self._graphs: dict[str, JoinGraph] = {}
         self._sinks: dict[str, Sink] = {}
         self._run: Run | None = None
+        self._planner: Planner | None = None
         self._closed = False
 
     def stream(self, name: str, df: DataFrame, ttl: str | None = None) -> None:
@@ -69,6 +69,7 @@ class Engine:
         if name in self._relations:
             raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
         self._relations[name] = relation_of(name, df, ttl)
+        self._planner = None
         self._frames[name] = df
 
     def query(self, name: str, sql: str) -> QueryHandle:
@@ -81,26 +82,39 @@ class Engine:
         schemas = {stream: df.schema for stream, df in self._frames.items()}
         self._graphs[name] = read_graph(self.spark, self._relations, schemas, sql)
         self._sinks[name] = Keep()
+        self._planner = None
         return QueryHandle(self, name)
 
     @property
     def plan(self) -> Plan:
-        """The plan for all registered queries together."""
-        if not self._graphs:
-            raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
-        orders = {name: fixed(graph) for name, graph in self._graphs.items()}
-        return build_plan(self._graphs, self._relations, orders, tuple(self._relations))
+        """The plan for all registered queries together: the one in force while the engine runs."""
+        return self._planned().plan
 
     def explain(self, format: str = "text") -> str:
-        """The join graphs, stores, probe orders and exchanges, as `text`, `json` or `dot`."""
-        return explain(self.plan, self._graphs, self._relations, format)
+        """The join graphs, stores, probe orders and exchanges, as `text`, `json` or `dot`.
+
+        Once the engine has run, the text also shows estimates against what was counted, and the orders' history.
+        """
+        planner = self._planned()
+        return explain(planner.plan, self._graphs, self._relations, format, planner.report())
+
+    def _planned(self) -> Planner:
+        """The planner of all registered queries; a new one when queries have been added."""
+        if not self._graphs:
+            raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
+        if self._planner is None:
+            self._planner = Planner(dict(self._graphs), dict(self._relations), self.config)
+        return self._planner
 
     def start(self, available_now: bool = False, every: str | None = None) -> Run:
         """Starts all queries: over what is available now, or for ever (`every` fixes the pace, such as "1 second")."""
         self._refuse_if_running("it cannot be started")
         if available_now and every is not None:
             raise StreamError("TRIGGER", "available_now and every exclude each other", "give one of them")
-        plan = self.plan
+        planner = self._planned()
+        if self._run is None and (learnt := self.checkpoint.statistics()) is not None:
+            planner.recall(learnt)
+        plan = planner.plan
         live = self.checkpoint.log.live()
         refuse_gap(self.checkpoint)
         rows = ResultRows(self.spark, plan, self.checkpoint)
@@ -114,6 +128,7 @@ class Engine:
             live=live,
             verified_dir=_verified_dir(self.checkpoint),
             watermark_policy=self.spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min") or "min",
+            planner=planner,
             progress=deque(maxlen=self.config.history),
         )
         # Spark's checkpoint knows sources by position: it must not depend on the order of registration.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from plait.errors import ConfigError
 from plait.query.graph import JoinGraph
@@ -13,15 +14,25 @@ from plait.query.relation import Relation
 FORMATS = ("text", "json", "dot")
 
 
-def explain(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation], format: str) -> str:
-    """What the engine will do, for people (`text`), programs (`json`) or Graphviz (`dot`)."""
+def explain(
+    plan: Plan,
+    graphs: Mapping[str, JoinGraph],
+    relations: Mapping[str, Relation],
+    format: str,
+    optimiser: Mapping[str, Any] | None = None,
+) -> str:
+    """What the engine will do, for people (`text`), programs (`json`) or Graphviz (`dot`).
+
+    `optimiser` is the planner's report; the text shows what it has learnt, if anything.
+    """
     if format == "json":
         return plan.to_json()
     if format == "dot":
         return "\n".join(_dot(plan, graphs)) + "\n"
     if format != "text":
         raise ConfigError("EXPLAIN_FORMAT", f"there is no format {format!r}", f"use one of: {', '.join(FORMATS)}")
-    return "\n".join(_text(plan, graphs, relations)) + "\n"
+    lines = [*_text(plan, graphs, relations), *_optimiser_text(optimiser or {})]
+    return "\n".join(lines) + "\n"
 
 
 def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation]) -> Iterator[str]:
@@ -38,7 +49,7 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
             yield f"    {alias} → {' → '.join(order)}"
     yield ""
     yield "Streams (lowest driver rank first)"
-    for source in plan.inputs:
+    for source in (plan.input_by_relation[name] for name in plan.ranks):
         relation = relations[source.relation]
         parts = [f"columns {', '.join(c.name for c in source.columns)}"]
         if relation.time_column:
@@ -57,6 +68,33 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
     yield "Probe trees"
     for tree in plan.trees:
         yield from _tree_text(plan, tree)
+
+
+def _optimiser_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """Estimates against actuals, and the history of switches.  Nothing before the first period has ended."""
+    estimates = report.get("estimates", [])
+    if not estimates:
+        return
+    yield ""
+    yield f"Optimiser ({report['orderer']}, drivers by {report['policy']})"
+    yield f"  {report['said']}"
+    yield "  estimates for the next period (counted in the last)"
+    for e in estimates:
+        counted = "not probed so far"
+        if e["gamma_counted"] is not None:
+            counted = f"{e['gamma_counted']:.3f}, {e['mu_counted']:.2f}"
+        yield (
+            f"    {e['query']}.{e['driver']} probes {e['target']}: success {e['gamma']:.3f}, "
+            f"rows per success {e['mu']:.2f} ({counted})"
+        )
+    prices = report["coefficients"]
+    yield (
+        f"  measured: {prices['alpha_q']:.1f} ns per run looked into, {prices['alpha_m']:.1f} ns per tuple, "
+        f"{prices['alpha_x']:.1f} ns per tuple that travels"
+    )
+    yield "  switches" if report["switches"] else "  no order was switched"
+    for switch in report["switches"]:
+        yield f"    {switch['text']}"
 
 
 def _many(number: int, one: str, many: str | None = None) -> str:

@@ -32,7 +32,7 @@ from plait.query.expr import Expr
 from plait.query.plan import MASK, Input, Plan
 from plait.runtime import commit as commits
 from plait.runtime.bucketise import PROPERTY, EpochParameters, buckets
-from plait.runtime.epoch import Driver, Epoch, commit, deliver, observe, prepare
+from plait.runtime.epoch import Driver, Epoch, Planner, commit, deliver, observe, prepare
 from plait.runtime.evaluate import holds
 from plait.runtime.exchange import DESCRIPTOR, Outbox
 from plait.runtime.rows import ResultRows
@@ -150,7 +150,8 @@ class LocalEngine:
 
     `predicates` gives the meaning of the filters' SQL texts, as expressions whose columns are the stream's own.
     Columns computed from SQL, and conditions or outputs left to Spark, need Spark and are refused.  `seed` decides how
-    rows are spread over source tasks and in which order buckets arrive: nothing may depend on either.
+    rows are spread over source tasks and in which order buckets arrive: nothing may depend on either.  With a `planner`
+    its plan is run, and changes as it says.
     """
 
     def __init__(
@@ -161,6 +162,7 @@ class LocalEngine:
         *,
         predicates: Mapping[str, Expr] | None = None,
         clock: Clock | None = None,
+        planner: Planner | None = None,
         seed: int = 0,
     ) -> None:
         config = config or Config(tasks=1, sync=False)
@@ -181,6 +183,7 @@ class LocalEngine:
             live=self.checkpoint.log.live(),
             verified_dir=os.path.join(self.checkpoint.path, "verified"),
             clock=clock or Clock(),
+            planner=planner,
             progress=deque(maxlen=config.history),
         )
 

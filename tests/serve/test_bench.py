@@ -10,9 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from plait.errors import ConfigError
-from plait.serve.bench import data, report
-from plait.serve.bench.benchmarks import Wishes, settle
+from plait.serve.bench import data
+from plait.serve.bench import tpcds_report as report
 from plait.serve.bench.checksum import checksum_sql
+from plait.serve.bench.tpcds import settle
+from plait.serve.bench.wishes import Wishes
 from plait.serve.bench.workloads import CHAIN, FIXED
 
 if TYPE_CHECKING:
@@ -141,7 +143,7 @@ def document() -> dict[str, Any]:
 
 
 def test_the_report_names_failures_and_differences(tmp_path: Path) -> None:
-    text = report.write("tpcds", document(), tmp_path)
+    text = report.write(document(), tmp_path)
     assert "| Plait | 2.00 |" in text
     assert "4.50× as long.  **Not a fair comparison" in text
     assert "**NO**" in text

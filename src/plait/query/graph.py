@@ -171,12 +171,49 @@ class JoinGraph:
 
     def attributes_of(self, aliases: Iterable[str]) -> frozenset[int]:
         """The attributes that at least one of these aliases carries."""
-        wanted = set(aliases)
-        return frozenset(i for i, c in enumerate(self.attributes) if any(r.alias in wanted for r in c))
+        return frozenset[int]().union(*(self._attributes_by_alias[alias] for alias in aliases))
+
+    @cached_property
+    def _attributes_by_alias(self) -> dict[str, frozenset[int]]:
+        carried = {
+            a.name: {i for i, c in enumerate(self.attributes) for r in c if r.alias == a.name} for a in self.aliases
+        }
+        return {alias: frozenset(attributes) for alias, attributes in carried.items()}
 
     def shared(self, one: str, other: str) -> frozenset[int]:
         """The attributes on which two aliases meet."""
         return self.attributes_of([one]) & self.attributes_of([other])
+
+    def keys_of(self, alias: str) -> tuple[tuple[int, ...], ...]:
+        """The keys by which an alias can be looked up: what it shares with each other alias.
+
+        Widest first; of those as wide, first the ones whose hash decides.  They follow from the graph alone, never from
+        a probe order: an order can change without needing a store that has no past.
+        """
+        return self._keys_by_alias[alias]
+
+    @cached_property
+    def _keys_by_alias(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        found: dict[str, tuple[tuple[int, ...], ...]] = {}
+        for alias in self.aliases:
+            pairs = {tuple(sorted(self.shared(alias.name, a.name))) for a in self.aliases if a.name != alias.name}
+            ranked = sorted((-len(key), not self._hash_decides(alias.name, key), key) for key in pairs if key)
+            found[alias.name] = tuple(key for _, _, key in ranked)
+        return found
+
+    def _hash_decides(self, alias: str, key: tuple[int, ...]) -> bool:
+        refs = [self.column_of(alias, attribute) for attribute in key]
+        return len(refs) == 1 and refs[0] is not None and is_exact_key(refs[0].type)
+
+    def lookup_key(self, joined: Iterable[str], target: str, here: tuple[int, ...] | None) -> tuple[int, ...]:
+        """By which key joined tuples look `target` up: the widest they carry; `here`, where they are, if as wide.
+
+        What else they share with `target` becomes a check.
+        """
+        carried = self.attributes_of(joined)
+        possible = [key for key in self.keys_of(target) if carried.issuperset(key)]
+        widest = [key for key in possible if len(key) == len(possible[0])]
+        return here if here is not None and here in widest else widest[0]
 
     @cached_property
     def needs_spark_after(self) -> bool:

@@ -136,6 +136,19 @@ class ProbeTree:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleWish:
+    """Which stores the sampled new tuples of ingest edge `edge` that pass `filter` are looked up in.
+
+    All of `stores` are on the edge's attribute: (store, filter bit, whether it sees this epoch).
+    """
+
+    edge: int
+    filter: int | None
+    own: str
+    stores: tuple[tuple[str, int | None, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class IngestEdge:
     """A bucket's way from a source to the tasks: hashed by `key`; appended to `store` if it names one."""
 
@@ -175,14 +188,20 @@ class QueryPlan:
     """(SQL, output name) pairs for Spark; empty when `columns` already are the output."""
     output: tuple[tuple[str, str], ...]
     orders: tuple[tuple[str, tuple[str, ...]], ...]
-    """Probe order per driving alias, for people."""
+    """Probe order per driving alias."""
+    nodes: tuple[tuple[str, tuple[int, ...]], ...]
+    """Per driving alias the ids of the nodes its order goes through: where what was observed belongs."""
     relations: tuple[tuple[str, str], ...]
     """(alias, relation) in written order."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything an epoch needs to know: inputs, stores, trees, queries, and the ranking of the relations."""
+    """Everything an epoch needs to know: inputs, stores, trees, queries, and the ranking of the relations.
+
+    Inputs and stores are the same in all plans of one engine; trees and ranks may change from epoch to epoch.
+    Trees are in the order in which they drive.
+    """
 
     inputs: tuple[Input, ...]
     stores: tuple[Store, ...]
@@ -190,6 +209,7 @@ class Plan:
     queries: tuple[QueryPlan, ...]
     ranks: tuple[str, ...]
     """Relations by driver rank, lowest first."""
+    samples: tuple[SampleWish, ...] = ()
 
     @cached_property
     def hops(self) -> int:
@@ -231,7 +251,8 @@ class Plan:
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        ColumnDef, Key, Store, SlotColumn, Step, Emit, Node, ProbeTree, IngestEdge, Input, QueryPlan, Plan,
+        ColumnDef, Key, Store, SlotColumn, Step, Emit, Node, ProbeTree, SampleWish, IngestEdge,
+        Input, QueryPlan, Plan,
     )
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from plait.query.observed import EdgeCount, Sample
 from plait.query.plan import Plan
 from plait.runtime.faults import reached
 from plait.state.checkpoint import Checkpoint
@@ -34,7 +35,12 @@ class Collected:
     rows_late: dict[str, int] = field(default_factory=dict)
     rows_out: dict[str, int] = field(default_factory=dict)
     max_event_ms: dict[str, int] = field(default_factory=dict)
-    edges: dict[str, dict[str, int]] = field(default_factory=dict)
+    edges: dict[int, EdgeCount] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    keys: dict[str, float] = field(default_factory=dict)
+    """κ of every store, where the epoch was sampled."""
+    driven: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Per driving relation: seconds, and results complete without another exchange."""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -87,11 +93,21 @@ def _work(account: Collected, note: Mapping[str, object]) -> None:
     assert isinstance(edges, dict)
     assert isinstance(seconds, dict)
     for edge, counts in edges.items():
-        total = account.edges.setdefault(edge, {})
-        for name, value in counts.items():
-            total[name] = total.get(name, 0) + value
+        account.edges.setdefault(int(edge), EdgeCount()).add(EdgeCount(**counts))
+    for relation, done in note["driven"].items():  # type: ignore[attr-defined]
+        total = account.driven.setdefault(relation, {"seconds": 0.0, "rows": 0})
+        for name, value in done.items():
+            total[name] += value
     for name, value in seconds.items():
         account.seconds[name] = account.seconds.get(name, 0.0) + value
+
+
+def _sample(account: Collected, note: Mapping[str, object]) -> None:
+    account.samples.append(Sample.from_json(note["sample"]))  # type: ignore[arg-type]
+
+
+def _keys(account: Collected, note: Mapping[str, object]) -> None:
+    account.keys.update(note["keys"])  # type: ignore[call-overload]
 
 
 _ACCOUNTS: dict[str, Callable[[Collected, Mapping[str, object]], None]] = {
@@ -100,6 +116,8 @@ _ACCOUNTS: dict[str, Callable[[Collected, Mapping[str, object]], None]] = {
     "merge": _merge,
     "result": _result,
     "work": _work,
+    "sample": _sample,
+    "keys": _keys,
 }
 
 

@@ -9,18 +9,20 @@ probe and materialise are one Spark job, built by `join` (runtime/task.py); the 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
 
 import xxhash
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.config import Config
 from plait.errors import CheckpointError, PlaitError
+from plait.query.observed import KeyCount, Observed
 from plait.query.plan import Plan
 from plait.runtime import commit as commits
 from plait.runtime.bucketise import PROPERTY, EpochParameters
@@ -41,6 +43,21 @@ def system_clock() -> int:
     return time.time_ns() // 1000
 
 
+class Planner(Protocol):
+    """What the driver needs of the optimiser (share/reoptimise.py): it sees each epoch, and may change the plan."""
+
+    plan: Plan
+
+    @property
+    def samples(self) -> frozenset[int]: ...
+
+    def observe(self, observed: Observed, now: float) -> bool: ...
+
+    def report(self) -> dict[str, Any]: ...
+
+    def memory(self) -> dict[str, Any] | None: ...
+
+
 @dataclass
 class Driver:
     """What lives from epoch to epoch on the driver: all of it can be rebuilt from the checkpoint."""
@@ -56,6 +73,8 @@ class Driver:
     watermark_policy: str = "min"
     clock: Callable[[], int] = system_clock
     """Microseconds since 1970: what TTLs are measured by."""
+    planner: Planner | None = None
+    """None keeps the plan for ever."""
     progress: deque[dict[str, Any]] = field(default_factory=deque)
     failure: PlaitError | None = None
 
@@ -142,6 +161,7 @@ def prepare(epoch: Epoch) -> None:
         iterative=driver.config.probe == "iterative",
         chunk_rows=driver.config.chunk_rows,
         sync=driver.config.sync,
+        sampled=driver.planner.samples if driver.planner is not None else frozenset(),
     )
     parameters = EpochParameters(driver.tasks, live.watermark_ms, clock_us)
     driver.spark.sparkContext.setLocalProperty(PROPERTY, parameters.to_property())
@@ -232,6 +252,8 @@ def deliver(epoch: Epoch) -> None:
 def observe(epoch: Epoch) -> None:
     """What the epoch did, for people, for the optimiser, and for the next epoch; old files are collected."""
     driver, account = epoch.driver, epoch.account
+    plan = driver.plan
+    _adapt(epoch)
     live = [info for infos in driver.live.segments.values() for info in infos]
     counted = {name: account.seconds[name] for name in sorted(account.seconds)}
     driver.progress.append(
@@ -248,14 +270,52 @@ def observe(epoch: Epoch) -> None:
             "tasks": driver.tasks,
             "seconds": epoch.seconds,
             "task_seconds": counted,
-            "edges": account.edges,
-            "orders": {q.name: {alias: list(order) for alias, order in q.orders} for q in driver.plan.queries},
+            "edges": {str(node): asdict(count) for node, count in account.edges.items()},
+            "driven": account.driven,
+            "ranks": list(plan.ranks),
+            "orders": {q.name: {alias: list(order) for alias, order in q.orders} for q in plan.queries},
+            "optimiser": {} if driver.planner is None else driver.planner.report(),
         }
     )
     if epoch.number % driver.config.snapshot_every == 0:
         collect_garbage(
             driver.checkpoint, driver.live, driver.rows.kept(driver.sinks), driver.config.gc_grace_seconds, time.time()
         )
+
+
+def _adapt(epoch: Epoch) -> None:
+    """Shows the optimiser the epoch; if it has a better plan, that is the next epoch's."""
+    driver, account = epoch.driver, epoch.account
+    if driver.planner is None:
+        return
+    arrived: dict[str, int] = {}
+    for info in account.added:
+        if info.tier == 0 and info.epoch == epoch.number:
+            arrived[info.store] = arrived.get(info.store, 0) + info.keys
+    stores = {}
+    for store in driver.plan.stores:
+        infos = driver.live.segments.get(store.id, ())
+        stores[store.id] = KeyCount(
+            keys=account.keys.get(store.id, float(sum(i.keys for i in infos))) if infos else 0.0,
+            arrived=arrived.get(store.id, 0),
+            rows=sum(i.rows for i in infos),
+            runs=math.ceil(len(infos) / driver.tasks),
+        )
+    observed = Observed(
+        epoch=epoch.number,
+        seconds=sum(epoch.seconds.values()),
+        rows_in=account.rows_in,
+        rows_out=account.rows_out,
+        edges=account.edges,
+        stores=stores,
+        samples=account.samples,
+        max_event_ms=driver.live.max_event_ms,
+    )
+    if driver.planner.observe(observed, time.monotonic()):
+        driver.plan = driver.planner.plan
+        driver.rows = replace(driver.rows, plan=driver.plan)
+    if (learnt := driver.planner.memory()) is not None:
+        driver.checkpoint.put_statistics(learnt)
 
 
 STEPS: tuple[Callable[[Epoch], None], ...] = (prepare, join, finish, commit, deliver, observe)

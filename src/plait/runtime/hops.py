@@ -11,6 +11,8 @@ Cost: a probe of g keys into a run of r rows is O(g log(r/g)) with reads going f
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +23,7 @@ import pyarrow as pa
 from plait.kernels.probe import expand, gather_ranges, product_ends
 from plait.kernels.runs import group_starts, lookup
 from plait.query.expr import ColumnRef, columns_of
+from plait.query.observed import EdgeCount
 from plait.query.plan import ARRIVED, HASH, MASK, Emit, Key, Node, Plan, SlotColumn, Step, Store
 from plait.runtime.columns import Rows, gather, single, take, take_table
 from plait.runtime.evaluate import holds
@@ -161,15 +164,6 @@ class Frame:
 
 
 @dataclass
-class EdgeCount:
-    """What one probe did: keys looked up, keys that matched, rows they matched."""
-
-    lookups: int = 0
-    hits: int = 0
-    rows: int = 0
-
-
-@dataclass
 class Prober:
     """Walks the probe trees of one hop.  `runs`, `ship` and `emit` are what the task gives it to work with."""
 
@@ -184,20 +178,33 @@ class Prober:
 
     def visit(self, node: Node, frame: Frame) -> None:
         """Probes `node`'s store with the frame's keys and follows the tree from there."""
-        matches = self._look_up(node, frame)
+        count = self.counts.setdefault(node.id, EdgeCount())
+        matches = self._look_up(node, frame, count)
         alive = np.flatnonzero(matches.counts)
-        self._count(node, frame, matches, len(alive))
+        count.lookups += len(frame.hashes)
+        count.hits += len(alive)
+        count.rows += int(matches.counts.sum())
         if not len(alive):
             return
         frame = frame.restricted(alive)
         frame = replace(frame, lists=(*frame.lists, matches.restricted(alive)))
         if not node.step.checks and not self.iterative:
-            self._follow(node, frame)
+            count.alive += len(alive)
+            self._follow(node, frame, count)
             return
-        for partial in frame.expanded(self.chunk):
+        last: np.uint64 | None = None
+        for partial in self._expanded(frame, count):
+            begun = time.perf_counter_ns()
             passing = self._passing(node.step, partial)
-            if len(passing.hashes):
-                self._follow(node, self.frame(node, passing))
+            grouped = self.frame(node, passing)
+            count.passed += len(passing.hashes)
+            if len(grouped.hashes):
+                # A hot key goes on in the next chunk: it is one key all the same.
+                count.alive += len(grouped.hashes) - int(grouped.hashes[0] == last)
+                last = grouped.hashes[-1]
+            count.match_ns += time.perf_counter_ns() - begun
+            if len(grouped.hashes):
+                self._follow(node, grouped, count)
 
     def frame(self, node: Node, base: Partial) -> Frame:
         """Groups tuples by the hop's key, unless two different keys fell on one hash."""
@@ -206,33 +213,53 @@ class Prober:
         table, key = self._probe_key(node, base)
         return Frame.of(base, grouped=homogeneous(table, base.hashes, key))
 
-    def _count(self, node: Node, frame: Frame, matches: Matches, hits: int) -> None:
-        count = self.counts.setdefault(node.id, EdgeCount())
-        count.lookups += len(frame.hashes)
-        count.hits += hits
-        count.rows += int(matches.counts.sum())
+    def _expanded(self, frame: Frame, count: EdgeCount) -> Iterator[Partial]:
+        """The frame multiplied out, in chunks, counted and timed as work of the probe it follows."""
+        chunks = frame.expanded(self.chunk)
+        while True:
+            begun = time.perf_counter_ns()
+            partial = next(chunks, None)
+            count.match_ns += time.perf_counter_ns() - begun
+            if partial is None:
+                return
+            if frame.lists:
+                count.tuples += len(partial.hashes)
+            yield partial
 
-    def _follow(self, node: Node, frame: Frame) -> None:
+    def _follow(self, node: Node, frame: Frame, count: EdgeCount) -> None:
         for emit in node.emits:
-            for partial in frame.expanded(self.chunk):
+            for partial in self._expanded(frame, count):
                 self.emit(emit, partial)
         for child in node.children:
             if child.step.hop == node.step.hop:
                 self.visit(child, frame)
             else:
-                for partial in frame.expanded(self.chunk):
+                for partial in self._expanded(frame, count):
+                    begun = time.perf_counter_ns()
                     self._send(child, partial)
+                    count.shipped += len(partial.hashes)
+                    count.ship_ns += time.perf_counter_ns() - begun
 
-    def _look_up(self, node: Node, frame: Frame) -> Matches:
+    def _look_up(self, node: Node, frame: Frame, count: EdgeCount) -> Matches:
         step = node.step
         store = self.plan.store_by_id[step.store]
-        found = [(run, *lookup(frame.hashes, run.hashes)) for run in self.runs(step)]
+        begun = time.perf_counter_ns()
+        runs = self.runs(step)
+        found = [(run, *lookup(frame.hashes, run.hashes)) for run in runs]
         counts = sum((high - low for _, low, high in found), np.zeros(len(frame.hashes), np.int64))
+        count.lookup_ns += time.perf_counter_ns() - begun
+        asked = len(frame.hashes)
+        count.runs += asked * len(runs)
+        if asked:
+            count.gallop += sum(asked * math.log2(1 + len(run.hashes) / asked) for run in runs)
         slot = len(frame.base.slots) + len(frame.lists)
         matches = Matches(counts, self._columns(node, store, slot), found)
         if not counts.any() or (step.filter is None and step.exact and store.ttl_us is None):
             return matches
-        return matches.filtered(self._visible(step, store, node, frame, matches))
+        begun = time.perf_counter_ns()
+        matches = matches.filtered(self._visible(step, store, node, frame, matches))
+        count.match_ns += time.perf_counter_ns() - begun
+        return matches
 
     def _columns(self, node: Node, store: Store, slot: int) -> tuple[str, ...]:
         """What is read of a matching row: what later steps and results use, and what visibility depends on."""

@@ -24,6 +24,7 @@ from plait.runtime.exchange import Inbox, Outbox
 from plait.runtime.faults import reached
 from plait.runtime.hops import Frame, Partial, Prober, Run, Slot, arrived
 from plait.runtime.results import ResultWriter
+from plait.runtime.sampling import front, key_count, sampled, smallest
 from plait.state.segment import SegmentInfo, open_segment, write_segment
 from plait.state.tiers import Merge, merge_segments
 
@@ -49,6 +50,8 @@ class EpochTask:
     iterative: bool
     chunk_rows: int
     sync: bool
+    sampled: frozenset[int] = frozenset()
+    """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
 
     def groups(self, task: int) -> tuple[int, int]:
         """The key groups a task owns."""
@@ -75,6 +78,9 @@ def first_hop(context: EpochTask, task: int | None = None) -> TaskFunction:
                 if tree.edge in tables:
                     work.drive(tree, tables[tree.edge])
                     reached("task.probe", context.epoch)
+        if context.sampled and work.task == 0:
+            with work.timed("sample"):
+                work.sample(tables)
         with work.timed("merge"):
             work.merge()
         yield from work.finish()
@@ -124,6 +130,8 @@ class _Work:
     current: dict[str, list[Run]] = field(default_factory=dict)
     writers: dict[str, ResultWriter] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    driven: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Per driving relation the seconds it took and the results complete in this task."""
 
     def __post_init__(self) -> None:
         context = self.context
@@ -168,7 +176,11 @@ class _Work:
         if not table.num_rows:
             return
         base = Partial(table.column(HASH).to_numpy(), (Slot(table),))
+        begun, before = time.perf_counter(), sum(writer.rows for writer in self.writers.values())
         self._visit_all(tree.nodes, base)
+        done = self.driven.setdefault(tree.relation, {"seconds": 0.0, "rows": 0})
+        done["seconds"] += time.perf_counter() - begun
+        done["rows"] += sum(writer.rows for writer in self.writers.values()) - before
 
     def continue_from(self, node: Node, slots: int, hop: int, inbox: Inbox) -> None:
         """Finds the nodes at which tuples of this hop arrive and goes on from there."""
@@ -186,12 +198,36 @@ class _Work:
 
     def runs(self, step: Step) -> list[Run]:
         """The rank rule: all earlier epochs; of this epoch only what ranks below the driving relation."""
-        if step.store not in self._opened:
+        return self._visible(step.store, step.sees_current)
+
+    def _visible(self, store: str, sees_current: bool) -> list[Run]:
+        if store not in self._opened:
             low, high = self.context.groups(self.task)
-            infos = self.context.live.get(step.store, ())
+            infos = self.context.live.get(store, ())
             mine = [info for info in infos if info.lo_group < high and info.hi_group > low]
-            self._opened[step.store] = [self._open(info) for info in mine]
-        return self._opened[step.store] + (self.current.get(step.store, []) if step.sees_current else [])
+            self._opened[store] = [self._open(info) for info in mine]
+        return self._opened[store] + (self.current.get(store, []) if sees_current else [])
+
+    def sample(self, tables: Mapping[int, pa.Table]) -> None:
+        """Looks the smallest new keys up in all stores on their attribute, and counts the keys of every store."""
+        plan = self.context.plan
+        for wish in plan.samples:
+            if wish.edge not in tables or wish.edge not in self.context.sampled:
+                continue
+            table = tables[wish.edge]
+            keys, tuples = smallest(table, table.column(HASH).to_numpy(), wish.filter)
+            if not len(keys):
+                continue
+            asked = [(wish.own, None, False), *wish.stores]
+            stores = [(store, bit) for store, bit, _ in asked]
+            runs = [self._visible(store, sees) for store, _, sees in asked]
+            found = sampled(wish.edge, wish.filter, keys, tuples, stores, runs)
+            self.outbox.note(self.task, kind="sample", sample=found.to_json())
+        _, groups = self.context.groups(self.task)
+        # Of runs that another number of tasks has written, only what this task owns.
+        fronts = {s.id: [front(run.hashes, groups) for run in self._visible(s.id, True)] for s in plan.stores}
+        counts = {store: key_count(runs, groups / KEY_GROUPS) for store, runs in fronts.items()}
+        self.outbox.note(self.task, kind="keys", keys=counts)
 
     def _open(self, info: SegmentInfo) -> Run:
         segment = open_segment(self.context.state_dir, info, self.context.verified_dir)
@@ -243,7 +279,7 @@ class _Work:
                 self.task, kind="result", query=query, rows=writer.rows, file=None if file is None else asdict(file)
             )
         edges = {str(node): asdict(count) for node, count in self.prober.counts.items()}
-        self.outbox.note(self.task, kind="work", edges=edges, seconds=self.seconds)
+        self.outbox.note(self.task, kind="work", edges=edges, seconds=self.seconds, driven=self.driven)
         yield from self.outbox.batches()
 
 

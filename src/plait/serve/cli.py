@@ -125,13 +125,13 @@ def explain(file: PipelineFile) -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: tpcds.")],
+    name: Annotated[str, typer.Argument(help="Which benchmark: tpcds, orders, drivers.")],
     quick: Annotated[bool, typer.Option("--quick", help="Tiny data, a few epochs: shows that it works.")] = False,
     sf: Annotated[float | None, typer.Option(help="Scale factor; 1 is 554,000 input rows.")] = None,
     out: Annotated[Path, typer.Option(help="Where NAME.json, NAME.md, NAME.png and the data go.")] = Path("bench-out"),
     epochs: Annotated[int | None, typer.Option(min=1, help="Micro-batches; by default 20, or 40 from SF 10.")] = None,
     part: Annotated[
-        list[str] | None, typer.Option(help="Only this part (repeatable): four, star, chain, fixed.")
+        list[str] | None, typer.Option(help="Only this part (repeatable); a wrong name lists them.")
     ] = None,
     who: Annotated[
         list[str] | None,
@@ -143,9 +143,10 @@ def bench(
     verify: Annotated[bool, typer.Option(help="Check all results by checksum in extra, untimed runs.")] = True,
     memory: Annotated[str, typer.Option(help="Java heap of each Spark contestant.")] = "8g",
 ) -> None:
-    """Measure Plait against Spark's own stream joins and DuckDB, and check that all results are equal."""
+    """Measure: tpcds (against Spark and DuckDB), orders (paper 000), drivers (paper 003).  Checks all results."""
     require_java()
-    from plait.serve.bench.benchmarks import Wishes, run_benchmark
+    from plait.serve.bench.benchmarks import run_benchmark
+    from plait.serve.bench.wishes import Wishes
 
     wishes = Wishes(quick, sf, epochs, tuple(part or ()), tuple(who or ()), repeat, verify, memory)
     raise typer.Exit(run_benchmark(name, out, wishes, Console()))

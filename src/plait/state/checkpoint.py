@@ -4,6 +4,7 @@
     catalog.json  the registered queries    fence/        one file per driver that ever started
     log/          manifests                 receipts/     sinks that have taken an epoch
     results/      rows of queries without sink            spark/  Spark's own checkpoint
+    statistics.json  what the optimiser has learnt
     state/        segments, unless `Config.state_dir` says where: then `<state_dir>/<id>`
 
 Contract.  `open` creates what is missing, takes the lock, then the next fencing token.  The lock refuses a second
@@ -13,6 +14,7 @@ file system without locks) at its next `check_fence`.  Only local paths and `fil
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -26,7 +28,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from plait.config import Config
-from plait.errors import CheckpointError, CorruptionError
+from plait.errors import CheckpointError, CorruptionError, PlaitError, StorageError
 from plait.state import files
 from plait.state.files import TEMPORARY, make_directory, storage_error
 from plait.state.manifest import FORMAT, LiveState, ManifestLog, refuse_newer, seal, unseal
@@ -123,6 +125,21 @@ class Checkpoint:
         """Store the catalog unless there is one; whether it was stored."""
         path = os.path.join(self.path, "catalog.json")
         return files.put_if_absent(path, seal("plait-catalog", catalog), self.config.sync)
+
+    def statistics(self) -> dict[str, Any] | None:
+        """What `put_statistics` stored last.  It is advice only: None if there is none, or it cannot be read."""
+        path = os.path.join(self.path, "statistics.json")
+        try:
+            data = files.read_file(path)
+            return None if data is None else unseal("plait-statistics", data, path, "STATISTICS")
+        except PlaitError:
+            return None
+
+    def put_statistics(self, statistics: dict[str, Any]) -> None:
+        """Replace the statistics; failing to costs a restarted engine what it had learnt, nothing else."""
+        with contextlib.suppress(StorageError):
+            path = os.path.join(self.path, "statistics.json")
+            files.replace_file(path, seal("plait-statistics", statistics), sync=False)
 
     def _identify(self) -> str:
         path = os.path.join(self.path, "plait.json")

@@ -5,6 +5,9 @@ workloads   the queries
 checksum    one order-independent checksum, in Spark's SQL and in DuckDB's
 contestants what is measured; each run is a process of its own (`python -m plait.serve.bench.contestants JOB`)
 race        starts these processes and watches the memory of their whole tree
-benchmarks  what `plait bench NAME` runs, in which order, and what it compares
-report      JSON, table, plot
+wishes      what the command line asked for
+benchmarks  the benchmarks by name
+tpcds       Plait against Spark and DuckDB; tpcds_report is its JSON, table and plot
+orders      the orderers of paper 000 against each other; drift is one part of it
+drivers     the driver policies of paper 003 against each other
 """

@@ -1,4 +1,4 @@
-"""NAME.json, NAME.md and NAME.png from one document of measurements."""
+"""tpcds.json, tpcds.md and tpcds.png from one document of measurements."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ COLOURS = {
 TRIGGER_PARTS = ("latestOffset", "getBatch", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
 
 
-def write(name: str, document: Mapping[str, Any], out: Path) -> str:
+def write(document: Mapping[str, Any], out: Path) -> str:
     """Write all three files; gives the table."""
-    (out / f"{name}.json").write_text(json.dumps(document, indent=1, default=str) + "\n")
-    text = markdown(name, document)
-    (out / f"{name}.md").write_text(text)
-    plot(document, out / f"{name}.png")
+    (out / "tpcds.json").write_text(json.dumps(document, indent=1, default=str) + "\n")
+    text = markdown(document)
+    (out / "tpcds.md").write_text(text)
+    plot(document, out / "tpcds.png")
     return text
 
 
-def markdown(name: str, document: Mapping[str, Any]) -> str:
+def markdown(document: Mapping[str, Any]) -> str:
     """The tables, with what was measured how."""
     setup, machine = document["setup"], document["machine"]
     lines = [
-        f"# plait bench {name}",
+        "# plait bench tpcds",
         "",
         f"Scale factor {setup['sf']:g}, {setup['epochs']} epochs (one file per table each), {setup['repeat']} timed "
         f"run(s) each (median), contestants interleaved, each run in a process of its own on 2 cores with a Java heap "
@@ -76,6 +76,9 @@ def _race_lines(part: Mapping[str, Any]) -> list[str]:
         told = (NAMES[who], f"{c['seconds']:.2f}", spread, against, _gib(c["peak_bytes"]), _yes(c["equal"]))
         lines.append(f"| {' | '.join(told)} |")
     lines += ["", verdict(contestants)]
+    share = part.get("optimiser_share")
+    if share is not None:
+        lines.append(f"Statistics and planning take {100 * share:.2f} % of Plait's epochs.")
     growth = log_growth(part.get("curve", ()))
     if growth:
         lines.append(growth)

@@ -1,0 +1,111 @@
+"""What an epoch tells the optimiser: counts, never rows.  The runtime fills these in, `stats/` reads them.
+
+All of it is additive, so that the counts of tasks and of epochs are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class EdgeCount:
+    """What one probe (a node of a probe tree) did."""
+
+    lookups: int = 0
+    """q: distinct keys looked up."""
+    hits: int = 0
+    """Keys that found a row."""
+    alive: int = 0
+    """m: keys of which a tuple goes on, after the checks."""
+    rows: int = 0
+    """s: rows found, each counted once per key."""
+    tuples: int = 0
+    """Joined tuples that were multiplied out here."""
+    passed: int = 0
+    """Those that met the checks."""
+    runs: int = 0
+    """Lookups times the runs each went through."""
+    gallop: float = 0.0
+    """Σ over lookups and runs of log2(1 + run length / lookups): how far a galloping search goes."""
+    lookup_ns: int = 0
+    match_ns: int = 0
+    shipped: int = 0
+    """Tuples that left for another task."""
+    ship_ns: int = 0
+
+    def add(self, other: EdgeCount) -> None:
+        """Takes in what another task or epoch counted."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+
+
+@dataclass(slots=True)
+class KeyCount:
+    """Keys of one store after an epoch, and what arrived in it."""
+
+    keys: float = 0.0
+    """κ, estimated from the k smallest hashes of its runs where the epoch was sampled."""
+    arrived: int = 0
+    """Distinct keys that arrived, known to the store or not."""
+    rows: int = 0
+    runs: int = 0
+    """Runs that a lookup goes through."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """The smallest hashes among the new tuples of one input, looked up in all stores on the same attribute.
+
+    `patterns` maps the set of stores that have a key (bit i is `stores[i]`) to [keys, rows in stores[0], …]: small
+    whatever the number of keys sampled, and enough for the success of any probe after any others.
+    """
+
+    edge: int
+    filter: int | None
+    stores: tuple[tuple[str, int | None], ...]
+    """(store, filter bit); the first is the input's own store, before this epoch."""
+    patterns: dict[int, list[int]] = field(default_factory=dict)
+    tuples: int = 0
+    """New tuples that have the sampled keys."""
+
+    def add(self, other: Sample) -> None:
+        """Takes in what another epoch sampled."""
+        self.tuples += other.tuples
+        for pattern, counts in other.patterns.items():
+            mine = self.patterns.setdefault(pattern, [0] * len(counts))
+            self.patterns[pattern] = [a + b for a, b in zip(mine, counts, strict=True)]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value; `from_json` gives the sample back."""
+        return {
+            "edge": self.edge,
+            "filter": self.filter,
+            "stores": [list(pair) for pair in self.stores],
+            "patterns": [[pattern, *counts] for pattern, counts in self.patterns.items()],
+            "tuples": self.tuples,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Sample:
+        """The inverse of `to_json`."""
+        patterns = {pattern: counts for pattern, *counts in value["patterns"]}
+        stores = tuple((store, bit) for store, bit in value["stores"])
+        return Sample(value["edge"], value["filter"], stores, patterns, value["tuples"])
+
+
+@dataclass(slots=True)
+class Observed:
+    """One epoch as the optimiser sees it."""
+
+    epoch: int
+    seconds: float
+    rows_in: dict[str, int] = field(default_factory=dict)
+    rows_out: dict[str, int] = field(default_factory=dict)
+    edges: dict[int, EdgeCount] = field(default_factory=dict)
+    stores: dict[str, KeyCount] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    max_event_ms: dict[str, int] = field(default_factory=dict)
+    """Per stream the latest event time so far, where it has one."""

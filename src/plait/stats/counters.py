@@ -1,0 +1,301 @@
+"""What was counted, period by period, and what is expected of the next (paper 000, section 4.3).
+
+A *period* adds up epochs that ran under one plan.  When it ends, its statistics join the history, a series each, at
+most L long:
+
+    γ[l, r], μ[l, r]   success and matched rows when new tuples of l look r up.  Counted where the plan probes r first,
+                       else estimated from the sample
+    κ[store]           its keys: κ_old + κ_in − κ_exp
+    λ[relation]        rows that arrive; and its keys and tuples per key
+
+A *forecast* is the next value of every series, together with what a product of γ's would miss: per driver the
+correlation of its partners, from the sample, or exactly where the plan went through that very set of probes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.query.graph import JoinGraph
+from plait.query.observed import EdgeCount, KeyCount, Observed, Sample
+from plait.query.plan import Plan
+from plait.stats.sketch import correlation, fresh_share, pair
+from plait.stats.smooth import forecasts
+
+Name = tuple[str, ...]
+"""Of a series: ("γ", query, l, r), ("μ", query, l, r), ("κ", store), ("λ", relation), …"""
+
+DAMPED = frozenset({"γ"})
+BOUNDED = frozenset({"γ"})
+
+
+@dataclass
+class Period:
+    """Epochs under one plan, added up."""
+
+    epochs: int = 0
+    seconds: float = 0.0
+    rows_in: dict[str, int] = field(default_factory=dict)
+    rows_out: dict[str, int] = field(default_factory=dict)
+    edges: dict[int, EdgeCount] = field(default_factory=dict)
+    samples: dict[tuple[int, int | None], Sample] = field(default_factory=dict)
+    stores: dict[str, KeyCount] = field(default_factory=dict)
+    max_event_ms: dict[str, int] = field(default_factory=dict)
+
+    def add(self, observed: Observed) -> None:
+        """Takes one epoch in."""
+        self.epochs += 1
+        self.seconds += observed.seconds
+        for total, more in ((self.rows_in, observed.rows_in), (self.rows_out, observed.rows_out)):
+            for name, rows in more.items():
+                total[name] = total.get(name, 0) + rows
+        for node, count in observed.edges.items():
+            self.edges.setdefault(node, EdgeCount()).add(count)
+        for sample in observed.samples:
+            mine = self.samples.setdefault(
+                (sample.edge, sample.filter), Sample(sample.edge, sample.filter, sample.stores)
+            )
+            if mine.stores == sample.stores:
+                mine.add(sample)
+        for store, keys in observed.stores.items():
+            before = self.stores.get(store, KeyCount())
+            self.stores[store] = KeyCount(keys.keys, before.arrived + keys.arrived, keys.rows, keys.runs)
+        self.max_event_ms |= observed.max_event_ms
+
+
+@dataclass(frozen=True, slots=True)
+class StoreForecast:
+    """What a lookup will meet."""
+
+    keys: float
+    rows: float
+    runs: float
+
+
+@dataclass(frozen=True)
+class QueryForecast:
+    """What the next period is expected to be like, for one query.  Aliases are in written order."""
+
+    aliases: tuple[str, ...]
+    gamma: Mapping[tuple[str, str], float]
+    mu: Mapping[tuple[str, str], float]
+    keys: Mapping[str, float]
+    """Distinct keys of new tuples per driving alias and period."""
+    tuples_per_key: Mapping[str, float]
+    stores: Mapping[str, StoreForecast]
+    together: Mapping[str, tuple[float, ...]]
+    """Per driver and set of aliases (bit i is aliases[i]): survivors over the product of γ's."""
+    wider: Mapping[str, Mapping[int, float]]
+    """Per driver and set: tuples per surviving key over the product of μ's, where they were counted."""
+
+
+def gamma_mu(count: EdgeCount) -> tuple[float, float] | None:
+    """γ = m / q and μ = s / m of one probe, checks included; None without a query."""
+    if not count.lookups:
+        return None
+    passed = count.passed / count.tuples if count.tuples and count.passed else 1.0
+    mu = count.rows / count.hits * passed if count.hits else 1.0
+    return min(count.alive / count.lookups, 1.0), mu
+
+
+@dataclass
+class History:
+    """The series, and the newest period beside them."""
+
+    length: int
+    """L: periods kept per series."""
+    smoothing: bool = True
+    """Without it the last value is the forecast (paper 000's ablation)."""
+    series: dict[Name, deque[float]] = field(default_factory=dict)
+    last: Period = field(default_factory=Period)
+
+    def close(self, period: Period, graphs: Mapping[str, JoinGraph], plan: Plan) -> None:
+        """A period is over: every statistic it can tell joins its series."""
+        self.last = period
+        for store, count in period.stores.items():
+            shares = [fresh_share(sample) for sample in period.samples.values() if sample.stores[0][0] == store]
+            fresh = count.arrived * (min(shares) if shares else 1.0)
+            before = self.latest(("κ", store), 0.0)
+            self._note(("κ in", store), fresh)
+            self._note(("κ exp", store), max(before + fresh - count.keys, 0.0))
+            self._note(("κ", store), count.keys)
+            self._note(("rows", store), float(count.rows))
+            self._note(("runs", store), float(count.runs))
+        for relation, rows in period.rows_in.items():
+            self._note(("λ", relation), rows / period.epochs)
+        for query, graph in graphs.items():
+            for alias in graph.aliases:
+                driven = _arrivals(graph, alias.name, plan, period)
+                if driven is not None:
+                    self._note(("keys", query, alias.name), driven[0] / period.epochs)
+                    self._note(("tuples", query, alias.name), driven[1])
+                for other in graph.aliases:
+                    found = _pair(query, graph, alias.name, other.name, plan, period)
+                    if found is not None:
+                        self._note(("γ", query, alias.name, other.name), found[0])
+                        self._note(("μ", query, alias.name, other.name), found[1])
+
+    def _note(self, name: Name, value: float) -> None:
+        if math.isfinite(value):
+            self.series.setdefault(name, deque(maxlen=self.length)).append(value)
+
+    def latest(self, name: Name, default: float) -> float:
+        """The newest value of a series."""
+        found = self.series.get(name)
+        return found[-1] if found else default
+
+    def next_values(self) -> dict[Name, float]:
+        """The forecast of every series: within its bounds, and never wilder than what the series has seen."""
+        names = list(self.series)
+        if not self.smoothing:
+            return {name: self.series[name][-1] for name in names}
+        found: dict[Name, float] = {}
+        for damped in (False, True):
+            chosen = [name for name in names if (name[0] in DAMPED) == damped]
+            values = forecasts([self.series[name] for name in chosen], damped=damped)
+            for name, value in zip(chosen, values, strict=True):
+                found[name] = _sane(name, value, self.series[name])
+        return found
+
+    def forecast(self, query: str, graph: JoinGraph, plan: Plan, values: Mapping[Name, float]) -> QueryForecast | None:
+        """What `values` mean for one query; None while a pair of its streams was never seen together."""
+        aliases = tuple(a.name for a in graph.aliases)
+        adjacent = [(one, other) for one in aliases for other in aliases if one != other and graph.shared(one, other)]
+        if any(("γ", query, *edge) not in values for edge in adjacent):
+            return None
+        together, wider = {}, {}
+        for driver in aliases:
+            together[driver], wider[driver] = self._beyond_product(query, graph, driver, plan)
+        stores = {
+            store.id: StoreForecast(
+                max(values.get(("κ", store.id), 1.0), 1.0),
+                max(values.get(("rows", store.id), 1.0), 1.0),
+                max(values.get(("runs", store.id), 1.0), 1.0),
+            )
+            for store in plan.stores
+        }
+        return QueryForecast(
+            aliases=aliases,
+            gamma={edge: values["γ", query, *edge] for edge in adjacent},
+            mu={edge: max(values["μ", query, *edge], 0.0) for edge in adjacent},
+            keys={a: max(values.get(("keys", query, a), 0.0), 0.0) for a in aliases},
+            tuples_per_key={a: max(values.get(("tuples", query, a), 1.0), 1.0) for a in aliases},
+            stores=stores,
+            together=together,
+            wider=wider,
+        )
+
+    def _beyond_product(
+        self, query: str, graph: JoinGraph, driver: str, plan: Plan
+    ) -> tuple[tuple[float, ...], dict[int, float]]:
+        """What the product of pairs misses, by set of aliases: from the sample, then from what was counted."""
+        aliases = [a.name for a in graph.aliases]
+        together = [1.0] * (1 << len(aliases))
+        for key in graph.keys_of(driver):
+            wish = _sample_of(graph, driver, key, plan, self.last)
+            if wish is not None:
+                stores = [_store_of(graph, a, key, plan) if a != driver else None for a in aliases]
+                found = correlation(wish, stores)
+                together = [a * b for a, b in zip(together, found, strict=True)]
+        wider: dict[int, float] = {}
+        parents = spanning(graph, driver)
+        counted = _path(query, driver, plan, self.last)
+        first = counted[0][1].lookups
+        joined, gammas, mus, alive = 1 << aliases.index(driver), 1.0, 1.0, 1.0
+        for target, count in counted:
+            found_here = gamma_mu(count)
+            if found_here is None:
+                break
+            joined |= 1 << aliases.index(target)
+            gammas *= self.latest(("γ", query, parents[target], target), 1.0)
+            mus *= self.latest(("μ", query, parents[target], target), 1.0)
+            # Behind an exchange keys are others than the driver's; shares of keys go on all the same.
+            alive *= found_here[0]
+            if gammas > 0:
+                together[joined] = alive / gammas
+            if count.passed and alive > 0 and mus > 0:
+                per_key = count.passed / first / alive
+                wider[joined] = per_key / mus / self.latest(("tuples", query, driver), 1.0)
+        return tuple(together), wider
+
+
+def spanning(graph: JoinGraph, driver: str) -> dict[str, str]:
+    """For every other alias the one by which the driver reaches it, breadth first in written order."""
+    parents: dict[str, str] = {}
+    reached = [driver]
+    for name in reached:
+        for alias in graph.aliases:
+            if alias.name not in reached and graph.shared(name, alias.name):
+                parents[alias.name] = name
+                reached.append(alias.name)
+    return parents
+
+
+def _path(query: str, driver: str, plan: Plan, period: Period) -> list[tuple[str, EdgeCount]]:
+    """The probes of a driver's order, with what they counted."""
+    found = plan.query_by_name[query]
+    order, nodes = dict(found.orders)[driver], dict(found.nodes)[driver]
+    return [(target, period.edges.get(node, EdgeCount())) for target, node in zip(order, nodes, strict=True)]
+
+
+def _pair(query: str, graph: JoinGraph, one: str, other: str, plan: Plan, period: Period) -> tuple[float, float] | None:
+    """(γ, μ) of new tuples of `one` looking `other` up."""
+    if one == other or not graph.shared(one, other):
+        return None
+    target, count = _path(query, one, plan, period)[0]
+    if target == other and (found := gamma_mu(count)) is not None:
+        return found
+    key = graph.lookup_key([one], other, None)
+    sample = _sample_of(graph, one, key, plan, period)
+    store = _store_of(graph, other, key, plan)
+    return None if sample is None or store is None else pair(sample, store)
+
+
+def _arrivals(graph: JoinGraph, alias: str, plan: Plan, period: Period) -> tuple[float, float] | None:
+    """Distinct keys of the new tuples of an alias, and tuples per key."""
+    key = graph.keys_of(alias)[0]
+    store = _store_of(graph, alias, key, plan)
+    sample = _sample_of(graph, alias, key, plan, period)
+    if store is None or sample is None or store[0] not in period.stores:
+        return None
+    asked = sum(counts[0] for counts in sample.patterns.values())
+    return float(period.stores[store[0]].arrived), sample.tuples / max(asked, 1)
+
+
+def _store_of(graph: JoinGraph, alias: str, key: tuple[int, ...], plan: Plan) -> tuple[str, int | None] | None:
+    """The store of an alias by a key, with the alias's filter bit; None if it cannot be looked up by it."""
+    if key not in graph.keys_of(alias):
+        return None
+    relation = graph.alias(alias).relation
+    columns = tuple(ref.column for t in key if (ref := graph.column_of(alias, t)) is not None)
+    store = next(s.id for s in plan.stores if s.relation == relation and s.key.columns == columns)
+    return store, _filter_bit(graph, alias, plan)
+
+
+def _filter_bit(graph: JoinGraph, alias: str, plan: Plan) -> int | None:
+    found = graph.alias(alias)
+    texts = plan.input_by_relation[found.relation].filters
+    return None if len(texts) == 1 or found.filter is None else texts.index(found.filter)
+
+
+def _sample_of(graph: JoinGraph, alias: str, key: tuple[int, ...], plan: Plan, period: Period) -> Sample | None:
+    store = _store_of(graph, alias, key, plan)
+    if store is None:
+        return None
+    edges = plan.input_by_relation[graph.alias(alias).relation].edges
+    edge = next(e.id for e in edges if e.store == store[0])
+    return period.samples.get((edge, store[1]))
+
+
+def _sane(name: Name, value: float, series: Any) -> float:
+    """A forecast one can plan with: finite, in its range, at most a step of the series' own span outside it."""
+    low, high = min(series), max(series)
+    if not math.isfinite(value):
+        return float(series[-1])
+    span = high - low
+    value = min(max(value, low - span), high + span)
+    return min(max(value, 0.0), 1.0) if name[0] in BOUNDED else max(value, 0.0)
