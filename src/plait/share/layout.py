@@ -95,10 +95,10 @@ def needed_columns(graph: JoinGraph) -> frozenset[ColumnRef]:
     found = set(emitted(graph))
     found |= {ref for c in graph.conditions if c.expr is not None for ref in columns_of(c.expr)}
     found |= {ref for w in graph.windows for ref in (w.left, w.right)}
-    for attribute in _compared(graph) | _carried_on(graph):
+    for attribute in _compared(graph):
         found |= set(_carriers(graph, attribute))
-    leaving = len({key for a in graph.aliases for key in graph.keys_of(a.name)}) > 1
-    if leaving:
+    # With several keys tuples leave one for another, or close a cycle: all but leaves may be asked for theirs again.
+    if len({key for a in graph.aliases for key in graph.keys_of(a.name)}) > 1:
         for alias in graph.aliases:
             if not _is_leaf(graph, alias.name):
                 keys = {attribute for key in graph.keys_of(alias.name) for attribute in key}
@@ -111,32 +111,10 @@ def _carriers(graph: JoinGraph, attribute: int) -> list[ColumnRef]:
     return [ref for ref in found if ref is not None]
 
 
-def _carried_on(graph: JoinGraph) -> set[int]:
+def _compared(graph: JoinGraph) -> set[int]:
     """Attributes of keys whose hash does not decide: they are compared after every lookup."""
     keys = {(a.name, key) for a in graph.aliases for key in graph.keys_of(a.name)}
     return {attribute for alias, key in keys if not key_of(graph, alias, key).exact for attribute in key}
-
-
-def _compared(graph: JoinGraph) -> set[int]:
-    """Attributes that close a cycle: joined tuples may carry more of them than the key of one lookup has."""
-    found: set[int] = set()
-    for target in graph.aliases:
-        others = [a.name for a in graph.aliases if a.name != target.name]
-        while others:
-            part = _connected(graph, others)
-            others = [name for name in others if name not in part]
-            keys = {graph.shared(name, target.name) for name in part} - {frozenset()}
-            if len(keys) > 1:
-                found |= frozenset().union(*keys)
-    return found
-
-
-def _connected(graph: JoinGraph, names: list[str]) -> set[str]:
-    """The first of these aliases and all it reaches through the others."""
-    reached = {names[0]}
-    while more := {n for n in names if n not in reached and any(graph.shared(n, r) for r in reached)}:
-        reached |= more
-    return reached
 
 
 def _is_leaf(graph: JoinGraph, alias: str) -> bool:

@@ -36,6 +36,9 @@ from plait.stats.counters import History, Name, Period, QueryForecast, gamma_mu,
 
 SWITCHES_KEPT = 64
 
+MOST_SUSPECTED = 8
+"""Statistics, those that changed most, among which the one that tipped a switch is looked for."""
+
 MOST_PLANNED = 13
 """Streams of a query up to which orders are chosen: what is kept and done grows like 2 to that number."""
 
@@ -314,11 +317,11 @@ class Planner:
         parents = spanning(graph, driver)
         names: list[Name] = [(kind, query, parents[a], a) for kind in ("γ", "μ") for a in old]
         names += [(kind, store.id) for kind in ("κ", "rows", "runs") for store in self.plan.stores]
+        changed = [n for n in names if n in self._basis and n in self._values and _change(n, self._basis, self._values)]
+        changed.sort(key=lambda n: -_change(n, self._basis, self._values))
         least, found = float("inf"), "all statistics changed a little"
-        for name in names:
-            was, now = self._basis.get(name), self._values.get(name)
-            if was is None or now is None or math.isclose(was, now, rel_tol=0.02):
-                continue
+        for name in changed[:MOST_SUSPECTED]:
+            was, now = self._basis[name], self._values[name]
             forecast = self.history.forecast(query, graph, self.plan, {**self._values, name: was})
             assert forecast is not None
             view = self._view(graph, driver, forecast)
@@ -351,6 +354,13 @@ class Planner:
             sigma=made / max(self._seen.get(relation, 0.0), 1.0),
             latest_ms=self.history.last.max_event_ms.get(relation),
         )
+
+
+def _change(name: Name, before: Mapping[Name, float], after: Mapping[Name, float]) -> float:
+    """By which factor a statistic has changed, as a logarithm; 0 if by less than 2 %."""
+    was, now = max(before[name], 1e-9), max(after[name], 1e-9)
+    change = abs(math.log(now / was))
+    return change if change > 0.02 else 0.0
 
 
 def _counted(period: Period, plan: Plan) -> dict[tuple[str, str, frozenset[str], str], tuple[float, float]]:

@@ -112,10 +112,13 @@ class History:
     """Without it the last value is the forecast (paper 000's ablation)."""
     series: dict[Name, deque[float]] = field(default_factory=dict)
     last: Period = field(default_factory=Period)
+    _beyond: dict[tuple[str, str], tuple[tuple[float, ...], dict[int, float]]] = field(default_factory=dict)
+    """What a product of pairs misses, by query and driver; of the newest period, computed when asked for."""
 
     def close(self, period: Period, graphs: Mapping[str, JoinGraph], plan: Plan) -> None:
         """A period is over: every statistic it can tell joins its series."""
         self.last = period
+        self._beyond = {}
         for store, count in period.stores.items():
             shares = [fresh_share(sample) for sample in period.samples.values() if sample.stores[0][0] == store]
             fresh = count.arrived * (min(shares) if shares else 1.0)
@@ -169,7 +172,9 @@ class History:
             return None
         together, wider = {}, {}
         for driver in aliases:
-            together[driver], wider[driver] = self._beyond_product(query, graph, driver, plan)
+            if (query, driver) not in self._beyond:
+                self._beyond[query, driver] = self._beyond_product(query, graph, driver, plan)
+            together[driver], wider[driver] = self._beyond[query, driver]
         stores = {
             store.id: StoreForecast(
                 max(values.get(("κ", store.id), 1.0), 1.0),

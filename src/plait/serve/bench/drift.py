@@ -11,7 +11,8 @@ order is good.  Rows are forgotten after WINDOW epochs (a TTL by a scripted cloc
     oracle        the best orders after the flip, from the start: what is attainable in the second half
 
 Best is found, not assumed: six runs under fixed orders, each driver going once through all its orders, tell the counted
-work of every order in every epoch.  *Work* is lookups and tuples at one common price list, so it is free of noise.
+work of every order in every epoch.  *Work* is lookups and tuples at one price list for all contestants.  The prices are
+measured anew in every run of the benchmark, so compare within a run only.
 """
 
 from __future__ import annotations

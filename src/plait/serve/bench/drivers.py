@@ -5,7 +5,7 @@ those of dp_pick, as the paper assumes a good probing sequence; ranks follow the
 through the engine's own tasks, state and commit in this process, without Spark.
 
     time    seconds of probing (making the rows included), over those of `timestamp`
-    work    the same counted: lookups and tuples at one price list for all, so free of noise
+    work    the same counted: lookups and tuples at one price list for all, itself measured in this run
     early   the fraction of a batch's results that are there when `timestamp` would have used half of its time.  So the
             paper: what is done earlier has all its results by then.  A driver's rows are taken as evenly spread over
             its time; once in seconds and once in work
