@@ -136,6 +136,7 @@ class _LocalContext:
     """What the driver's steps ask of a Spark session where there is none: a place for local properties."""
 
     properties: dict[str, str] = field(default_factory=dict)
+    defaultParallelism: int = 1
 
     @property
     def sparkContext(self) -> _LocalContext:

@@ -203,7 +203,7 @@ def oracle_run(spark: SparkSession, graph: JoinGraph) -> DataFrame:
     for condition in graph.conditions:
         joined = joined.where(evaluate(condition.expr) if condition.expr else F.expr(condition.sql))
     outputs = tuple((o.sql, o.name) for o in graph.outputs)
-    return finish(joined, QueryPlan("q", graph.sql, (), (), outputs, (), (), ()))
+    return finish(joined, QueryPlan("q", graph.sql, (), (), outputs, (), (), (), ()))
 
 
 def column(ref: ColumnRef) -> Column:

@@ -51,7 +51,7 @@ class KeyCount:
     arrived: int = 0
     """Distinct keys that arrived, known to the store or not."""
     rows: int = 0
-    runs: int = 0
+    runs: float = 0.0
     """Runs that a lookup goes through."""
 
 

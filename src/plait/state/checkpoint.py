@@ -131,7 +131,7 @@ class Checkpoint:
         path = os.path.join(self.path, "statistics.json")
         try:
             data = files.read_file(path)
-            return None if data is None else unseal("plait-statistics", data, path, "STATISTICS")
+            return None if data is None else unseal("plait-statistics", data, path, "CHECKPOINT_CORRUPT")
         except PlaitError:
             return None
 

@@ -16,21 +16,28 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount, KeyCount, Observed, Sample
 from plait.query.plan import Plan
 from plait.stats.sketch import correlation, fresh_share, pair
-from plait.stats.smooth import forecasts
+from plait.stats.smooth import FEWEST, forecasts
 
 Name = tuple[str, ...]
 """Of a series: ("γ", query, l, r), ("μ", query, l, r), ("κ", store), ("λ", relation), …"""
 
-DAMPED = frozenset({"γ"})
-BOUNDED = frozenset({"γ"})
+DAMPED = BOUNDED = frozenset({"γ"})
+JUMPING = frozenset({"γ", "μ"})
+"""Series that start anew when they jump: a drift must not be smoothed away."""
+LEVEL = frozenset({"runs"})
+"""Series without trend: compaction makes them go up and down.  Their forecast is the mean of the last periods."""
+LEVEL_PERIODS = 8
+JUMP = 6.0
+"""Steps as large as usual that a series must take at once to have jumped."""
 
 
 @dataclass
@@ -63,7 +70,9 @@ class Period:
                 mine.add(sample)
         for store, keys in observed.stores.items():
             before = self.stores.get(store, KeyCount())
-            self.stores[store] = KeyCount(keys.keys, before.arrived + keys.arrived, keys.rows, keys.runs)
+            # Compaction makes the number of runs a sawtooth: what counts is its mean.
+            runs = before.runs + (keys.runs - before.runs) / self.epochs
+            self.stores[store] = KeyCount(keys.keys, before.arrived + keys.arrived, keys.rows, runs)
         self.max_event_ms |= observed.max_event_ms
 
 
@@ -143,8 +152,12 @@ class History:
                         self._note(("μ", query, alias.name, other.name), found[1])
 
     def _note(self, name: Name, value: float) -> None:
-        if math.isfinite(value):
-            self.series.setdefault(name, deque(maxlen=self.length)).append(value)
+        if not math.isfinite(value):
+            return
+        series = self.series.setdefault(name, deque(maxlen=self.length))
+        if name[0] in JUMPING and is_jump(series, value):
+            series.clear()
+        series.append(value)
 
     def latest(self, name: Name, default: float) -> float:
         """The newest value of a series."""
@@ -157,8 +170,12 @@ class History:
         if not self.smoothing:
             return {name: self.series[name][-1] for name in names}
         found: dict[Name, float] = {}
+        for name in names:
+            if name[0] in LEVEL:
+                recent = list(self.series[name])[-LEVEL_PERIODS:]
+                found[name] = sum(recent) / len(recent)
         for damped in (False, True):
-            chosen = [name for name in names if (name[0] in DAMPED) == damped]
+            chosen = [name for name in names if (name[0] in DAMPED) == damped and name not in found]
             values = forecasts([self.series[name] for name in chosen], damped=damped)
             for name, value in zip(chosen, values, strict=True):
                 found[name] = _sane(name, value, self.series[name])
@@ -302,5 +319,19 @@ def _sane(name: Name, value: float, series: Any) -> float:
     if not math.isfinite(value):
         return float(series[-1])
     span = high - low
-    value = min(max(value, low - span), high + span)
+    value = min(max(value, low - span, low / 2), high + span)
     return min(max(value, 0.0), 1.0) if name[0] in BOUNDED else max(value, 0.0)
+
+
+def is_jump(series: Sequence[float], value: float) -> bool:
+    """Whether a value is far from where its series was going, as the size of its usual steps goes.
+
+    >>> is_jump([0.50, 0.52, 0.51, 0.53], 0.1), is_jump([0.50, 0.52, 0.51, 0.53], 0.55)
+    (True, False)
+    """
+    if len(series) < FEWEST:
+        return False
+    recent = list(series)
+    steps = sorted(abs(b - a) for a, b in pairwise(recent))
+    usual = steps[len(steps) // 2]
+    return abs(value - recent[-1]) > JUMP * usual + 0.1 * max(abs(recent[-1]), abs(value))

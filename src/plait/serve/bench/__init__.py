@@ -9,5 +9,6 @@ wishes      what the command line asked for
 benchmarks  the benchmarks by name
 tpcds       Plait against Spark and DuckDB; tpcds_report is its JSON, table and plot
 orders      the orderers of paper 000 against each other; drift is one part of it
-drivers     the driver policies of paper 003 against each other
+drivers     the driver policies of paper 003 against each other; arrivals is their data, drivers_report table and plot
+one_key     runs contestants of a join on one key side by side, each epoch checked against a plain count
 """
