@@ -95,7 +95,7 @@ def raised_codes() -> set[str]:
                 codes = [text for text in texts if CODE.fullmatch(text)]
                 if called == "storage_error":
                     found |= {f"{codes[0]}_FULL", f"{codes[0]}_UNWRITABLE"}
-                elif called.endswith("Error") or called in ("_changed", "unseal"):
+                elif called.endswith("Error") or called in ("_changed", "unseal", "Finding"):
                     found |= set(codes)
             elif isinstance(node, ast.Tuple) and node.elts:
                 texts = [e.value for e in node.elts if isinstance(e, ast.Constant) and isinstance(e.value, str)]
@@ -169,6 +169,7 @@ def test_every_command_is_documented() -> None:
 
     section = OPERATIONS.split("\n## Command line\n")[1].split("\n## ")[0]
     names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    names |= {group.name for group in app.registered_groups}
     assert names == set(re.findall(r"^\| `plait (\w+)", section, re.MULTILINE))
 
 

@@ -21,6 +21,7 @@ SURFACE = [
     "SourceError",
     "StorageError",
     "StreamError",
+    "read_state",
     "session",
 ]
 

@@ -2,7 +2,8 @@
 
 A query's way (planning; plain Python, frozen data):
 
-    SQL text → sql/ (Catalyst plan → JoinGraph) → order/ (one query) → share/ (many queries) → Plan
+    SQL text → sql/ (Catalyst plan → JoinGraph) → stats/ (what was observed, what is forecast)
+             → order/ (one query) → share/ (many queries) → Plan
 
 A row's way (`runtime/epoch.py` holds it as one visible tuple of steps; an epoch is one micro-batch):
 
@@ -26,6 +27,7 @@ from plait.errors import (
     StreamError,
 )
 from plait.runtime.session import session
+from plait.runtime.state_frame import read_state
 
 __version__ = "0.1.0"
 
@@ -43,5 +45,6 @@ __all__ = [
     "SourceError",
     "StorageError",
     "StreamError",
+    "read_state",
     "session",
 ]

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from plait.errors import PlaitError
 from plait.runtime.java import require_java
+from plait.serve import state_cli
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(state_cli.app, name="state")
 PipelineFile = Annotated[Path, typer.Argument(metavar="pipeline.toml", help="A pipeline file.")]
 
 

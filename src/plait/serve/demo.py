@@ -40,7 +40,9 @@ def _join_and_check(console: Console, spark: SparkSession, data: Path, checkpoin
     import plait
 
     batches = {name: spark.read.parquet(str(data / name)) for name in demo_data.STREAMS}
-    with plait.Engine(spark, checkpoint=str(checkpoint)) as engine:
+    # A short run: orders are looked at after every second epoch.
+    config = plait.Config(replan_epochs=2)
+    with plait.Engine(spark, checkpoint=str(checkpoint), config=config) as engine:
         for name, batch in batches.items():
             reader = spark.readStream.schema(batch.schema).option("maxFilesPerTrigger", 1)
             engine.stream(name, reader.parquet(str(data / name)))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Progress = Mapping[str, Any]
 LOOK_EVERY_SECONDS = 0.2
+SWITCHES_SHOWN = 3
 
 
 def watch(run: Run, console: Console) -> bool:
@@ -95,7 +96,12 @@ def dashboard(history: Sequence[Progress]) -> RenderableType:
     for query, inputs in last.get("orders", {}).items():
         for alias, order in inputs.items():
             orders.add_row(query, alias, " → ".join(order))
-    return Group(facts, Text(f"seconds per step: {steps}"), orders)
+    return Group(facts, Text(f"seconds per step: {steps}"), orders, Text("\n".join(switches(last)[-SWITCHES_SHOWN:])))
+
+
+def switches(progress: Progress) -> list[str]:
+    """The probe orders that were replaced so far, with the reasons, oldest first."""
+    return [switch["text"] for switch in progress.get("optimiser", {}).get("switches", [])]
 
 
 def _show_live(run: Run, console: Console, interrupted: Sequence[int]) -> None:
@@ -118,6 +124,9 @@ def _show_lines(run: Run, console: Console, interrupted: Sequence[int]) -> None:
             if progress["epoch"] > shown:
                 shown = progress["epoch"]
                 console.print(epoch_line(progress), soft_wrap=True, highlight=False)
+                said = [text for text in switches(progress) if text.startswith(f"after epoch {shown}:")]
+                for text in said:
+                    console.print(f"  {text}", soft_wrap=True, highlight=False, markup=False)
         if interrupted or not active:
             return
         time.sleep(LOOK_EVERY_SECONDS)

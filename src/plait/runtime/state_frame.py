@@ -1,0 +1,56 @@
+"""State as a DataFrame: the live rows of one stream, read from a checkpoint by Spark's own tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from plait.errors import CheckpointError
+from plait.runtime.columns import single
+from plait.state.inspect import Inspection
+from plait.state.segment import SegmentInfo, open_segment
+
+
+def read_state(spark: SparkSession, checkpoint: str, stream: str, state_dir: str | None = None) -> DataFrame:
+    """The rows of a stream that are kept after the last committed epoch, with the columns that its queries need.
+
+    A key that is only ever looked up by its hash is not among them.  Rows that have expired stay until they are merged
+    away.  `state_dir` is needed only if the engine ran with `Config.state_dir`.
+    """
+    inspection = Inspection(checkpoint, state_dir)
+    stores = inspection.catalog()["stores"]
+    names = sorted(name for name in stores if name.partition("[")[0] == stream)
+    if not names:
+        known = sorted({name.partition("[")[0] for name in stores})
+        raise CheckpointError(
+            "STORE",
+            f"the checkpoint has no state of a stream {stream!r}",
+            f"use one of: {', '.join(known) or 'none yet'}",
+        )
+    # A stream may be stored by several keys; each store has all its rows.
+    columns = [(name, kind) for name, kind in stores[names[0]]["columns"]]
+    segments = inspection.live().segments.get(names[0], ())
+    if not columns:
+        raise CheckpointError(
+            "STORE", f"no column of {stream!r} is kept: its queries need the hash of its key only", "select a column"
+        )
+    # Numbered, because mapInArrow looks columns up by name, and a dot in one would mislead it.
+    schema = ", ".join(f"c{i} {kind}" for i, (_, kind) in enumerate(columns))
+    rows = [(json.dumps(info.to_json()),) for info in segments]
+    listed = spark.createDataFrame(rows, "segment string").repartition(max(1, min(len(rows), 64)))
+    read = listed.mapInArrow(_reader(inspection.segments_dir, [name for name, _ in columns]), schema)
+    return read.toDF(*(name for name, _ in columns))
+
+
+def _reader(segments_dir: str, columns: list[str]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                table = open_segment(segments_dir, SegmentInfo.from_json(json.loads(text))).table
+                arrays = [single(table.column(name)) for name in columns]
+                yield from pa.table(arrays, names=[f"c{i}" for i in range(len(columns))]).to_batches(1 << 16)
+
+    return read

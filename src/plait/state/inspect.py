@@ -1,0 +1,237 @@
+"""A checkpoint seen from outside: what is in it, and whether it holds what it says.
+
+Contract.  Reads only, takes no lock, needs no Spark: safe beside a running engine, though files that it merges away
+meanwhile may then be reported as missing.  `findings` checks every checksum and every invariant that a restart relies
+on; without findings a restart finds exactly the rows that were committed.
+
+Cost.  `report` reads the manifests; `findings` reads every live byte once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from plait.config import KEY_GROUPS, Config
+from plait.errors import CheckpointError, CorruptionError, PlaitError
+from plait.kernels.hashing import key_group
+from plait.kernels.runs import group_starts
+from plait.state import files
+from plait.state.checkpoint import Checkpoint, local_path
+from plait.state.manifest import LiveState, Manifest
+from plait.state.segment import SegmentInfo, open_segment
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """One store at rest."""
+
+    store: str
+    segments: int
+    tiers: dict[int, int]
+    """Segments per tier."""
+    rows: int
+    keys: int
+    """Keys of all segments together: one that is in several is counted in each."""
+    bytes: int
+    epochs: tuple[int, int] | None
+    """First and last epoch that wrote one of its live segments."""
+    event_time_us: tuple[int, int] | None
+    runs: float
+    """Read amplification: segments that a lookup goes through, averaged over the key groups."""
+    most_runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A checkpoint after its last committed epoch."""
+
+    path: str
+    state_dir: str
+    epoch: int
+    watermark_ms: int | None
+    queries: dict[str, str]
+    stores: tuple[StoreReport, ...]
+    bytes: int
+    disk_bytes: int
+    """What lies in the state directory, garbage that is not collected yet included."""
+    written_bytes: int
+    """Segments written in the epochs whose manifests are still there, merged ones included."""
+    appended_bytes: int
+    """Of those, what arrived: segments of tier 0."""
+
+    @property
+    def space_amplification(self) -> float:
+        """Bytes on disk over live bytes."""
+        return self.disk_bytes / self.bytes if self.bytes else 1.0
+
+    @property
+    def write_amplification(self) -> float:
+        """Bytes written over bytes that arrived."""
+        return self.written_bytes / self.appended_bytes if self.appended_bytes else 1.0
+
+    def to_json(self) -> str:
+        """All of it."""
+        amplification = {"space": self.space_amplification, "write": self.write_amplification}
+        return json.dumps({**asdict(self), "amplification": amplification}, indent=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be."""
+
+    code: str
+    where: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A checkpoint that is looked at.  `state_dir` is needed only if the engine ran with `Config.state_dir`."""
+
+    path: str
+    state_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        if not os.path.isfile(os.path.join(local_path(self.path), "plait.json")):
+            raise CheckpointError("NOT_A_CHECKPOINT", f"{self.path} has no plait.json", "give a checkpoint directory")
+
+    @property
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.path, Config())
+
+    @property
+    def segments_dir(self) -> str:
+        """Where the segments lie."""
+        checkpoint = self._checkpoint
+        if self.state_dir is None:
+            return os.path.join(checkpoint.path, "state")
+        with open(os.path.join(checkpoint.path, "plait.json"), encoding="utf-8") as file:
+            return os.path.join(local_path(self.state_dir), str(json.load(file)["id"]))
+
+    def catalog(self) -> dict[str, Any]:
+        """Streams, queries and stores it was made for; empty before the first start."""
+        return self._checkpoint.catalog() or {"queries": {}, "streams": {}, "stores": {}, "filters": {}}
+
+    def live(self) -> LiveState:
+        """The state after the last committed epoch."""
+        return self._checkpoint.log.live()
+
+    def report(self) -> Report:
+        """What is in it."""
+        checkpoint, live, catalog = self._checkpoint, self.live(), self.catalog()
+        added = [info for epoch in checkpoint.log.epochs() for info in _manifest(checkpoint, epoch).added]
+        names = sorted({*catalog["stores"], *live.segments})
+        return Report(
+            path=checkpoint.path,
+            state_dir=self.segments_dir,
+            epoch=live.epoch,
+            watermark_ms=live.watermark_ms,
+            queries=catalog["queries"],
+            stores=tuple(_store_report(name, live.segments.get(name, ())) for name in names),
+            bytes=sum(info.bytes for infos in live.segments.values() for info in infos),
+            disk_bytes=_disk_bytes(self.segments_dir),
+            written_bytes=sum(info.bytes for info in added),
+            appended_bytes=sum(info.bytes for info in added if info.tier == 0),
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        """Everything that is wrong, as it is found."""
+        checkpoint = self._checkpoint
+        for epoch in checkpoint.log.epochs():
+            yield from _told(partial(_manifest, checkpoint, epoch), f"manifest of epoch {epoch}")
+            yield from _told(partial(checkpoint.log.receipt, epoch), f"receipt of epoch {epoch}")
+        yield from _told(self.catalog, "catalog")
+        try:
+            live, catalog = self.live(), self.catalog()
+        except PlaitError as error:
+            yield Finding(error.code, "log", error.cause)
+            return
+        for store, infos in sorted(live.segments.items()):
+            if store not in catalog["stores"]:
+                yield Finding("STORE_UNKNOWN", store, "the catalog does not know this store")
+                continue
+            columns = [name for name, _ in catalog["stores"][store]["columns"]]
+            paths = [info.path for info in infos]
+            for path in sorted({p for p in paths if paths.count(p) > 1}):
+                yield Finding("SEGMENT_TWICE", path, f"{store} names it more than once")
+            for info in infos:
+                yield from self._segment_findings(info, columns)
+
+    def _segment_findings(self, info: SegmentInfo, columns: list[str]) -> Iterator[Finding]:
+        try:
+            segment = open_segment(self.segments_dir, info)
+        except PlaitError as error:
+            yield Finding(error.code, f"{info.store}, epoch {info.epoch}", error.cause)
+            return
+        hashes = segment.hashes
+        claims = {
+            "rows": (info.rows, len(hashes)),
+            "keys": (info.keys, len(group_starts(hashes)) - 1),
+            "ascending": (True, bool(np.all(hashes[1:] >= hashes[:-1]))),
+            "key groups": ((info.lo_group, info.hi_group), _groups(hashes)),
+            "columns": (columns, [c for c in segment.table.column_names if not c.startswith("#")]),
+        }
+        for what, (said, found) in claims.items():
+            if said != found:
+                yield Finding("SEGMENT_CLAIM", info.path, f"{what}: the manifest says {said}, the segment has {found}")
+
+
+def _told(read: Callable[[], object], where: str) -> Iterator[Finding]:
+    """What reading something raises, as a finding."""
+    try:
+        read()
+    except PlaitError as error:
+        yield Finding(error.code, where, error.cause)
+
+
+def _manifest(checkpoint: Checkpoint, epoch: int) -> Manifest:
+    found = checkpoint.log.read(epoch)
+    if found is None:
+        raise CorruptionError(
+            "MANIFEST_MISSING", f"the manifest of epoch {epoch} is gone", "look again: it was collected"
+        )
+    return found
+
+
+def _groups(hashes: Any) -> tuple[int, int]:
+    ends = key_group(hashes[[0, -1]])
+    return int(ends[0]), int(ends[1]) + 1
+
+
+def _store_report(name: str, infos: tuple[SegmentInfo, ...]) -> StoreReport:
+    tiers: dict[int, int] = {}
+    steps = np.zeros(KEY_GROUPS + 1, np.int64)
+    for info in infos:
+        tiers[info.tier] = tiers.get(info.tier, 0) + 1
+        steps[info.lo_group] += 1
+        steps[info.hi_group] -= 1
+    covering = np.cumsum(steps)[:-1]
+    times = [(i.min_time, i.max_time) for i in infos if i.min_time is not None and i.max_time is not None]
+    return StoreReport(
+        store=name,
+        segments=len(infos),
+        tiers=dict(sorted(tiers.items())),
+        rows=sum(i.rows for i in infos),
+        keys=sum(i.keys for i in infos),
+        bytes=sum(i.bytes for i in infos),
+        epochs=(min(i.epoch for i in infos), max(i.epoch for i in infos)) if infos else None,
+        event_time_us=(min(t[0] for t in times), max(t[1] for t in times)) if times else None,
+        runs=float(covering.mean()),
+        most_runs=int(covering.max()),
+    )
+
+
+def _disk_bytes(folder: str) -> int:
+    return sum(
+        os.path.getsize(os.path.join(where, name))
+        for where, _, names in os.walk(folder)
+        for name in names
+        if not name.startswith(files.TEMPORARY)
+    )
