@@ -9,11 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from plait.config import Config
 from plait.kernels.hashing import group_bounds
+from plait.order.orders import fixed
+from plait.query.expr import ColumnRef
+from plait.query.graph import Alias, Equality, JoinGraph, Output
 from plait.query.plan import ARRIVED
+from plait.query.relation import ColumnDef, Relation
+from plait.share.probe_trees import build_plan
 from plait.state import tiers
 from plait.state.segment import SegmentInfo, open_segment
 from plait.state.tiers import Merge, choose_merges, expired, lane, live_rows, merge_segments
+from plait.testing import LocalEngine
 from tests.state.rows import info, key, store, write
 
 
@@ -196,3 +203,26 @@ def test_rows_whose_hash_alone_expired_from_one_run_still_merge(tmp_path: Path) 
     merged = merge_all(tmp_path, of, [half], watermark_ms=1)
     assert merged is not None
     assert open_segment(str(tmp_path), merged).table.column("k").to_pylist() == [1]
+
+
+def test_a_store_that_keeps_nothing_but_the_hash_is_merged_too(tmp_path: Path) -> None:
+    """A stream of which no column comes out and whose key is exact: its tables have rows, but no columns."""
+    columns = (("k", "bigint"), ("v", "bigint"))
+    relations = {n: Relation(n, columns) for n in "ab"}
+    graph = JoinGraph(
+        "",
+        tuple(Alias(n, n, None, tuple(ColumnDef(c, c, t) for c, t in columns)) for n in "ab"),
+        (Equality(ColumnRef("a", "k", "bigint"), ColumnRef("b", "k", "bigint")),),
+        (Output("v", "bigint", ColumnRef("a", "v", "bigint"), "a.v", (ColumnRef("a", "v", "bigint"),)),),
+    )
+    plan = build_plan({"q": graph}, relations, {"q": fixed(graph)}, ("a", "b"))
+    assert {s.id: len(s.columns) for s in plan.stores} == {"a[k]": 1, "b[k]": 0}
+    arrived = pa.table({"k": pa.array([1, 1, 2], pa.int64()), "v": pa.array([7, 8, 9], pa.int64())})
+    found = 0
+    with LocalEngine(tmp_path, plan, Config(tasks=1, sync=False, fan_in=2)) as engine:
+        for epoch in range(1, 9):
+            found += sum(table.num_rows for table in engine.run({"a": arrived, "b": arrived}).values())
+            # Key 1 has 2·n rows on each side, key 2 has n.
+            assert found == (2 * epoch) ** 2 + epoch**2
+        assert max(i.tier for i in engine.live.segments["b[k]"]) >= 2
+        assert sum(i.rows for i in engine.live.segments["b[k]"]) == 3 * 8
