@@ -130,6 +130,8 @@ def test_the_command_line_lists_stores_and_segments(made: Path) -> None:
     assert [s["store"] for s in json.loads(listed.output)["stores"]] == ["a[k]", "b[k]", "c[k]"]
     table = CliRunner().invoke(app, ["state", "ls", str(made)])
     assert "space amplification" in table.output
+    assert "a[k]" in table.output, "brackets are no markup"
+    assert "b[k]" in CliRunner().invoke(app, ["state", "show", str(made), "b[k]"]).output
     shown = CliRunner().invoke(app, ["state", "show", str(made), "b[k]", "--json"])
     assert sum(info["rows"] for info in json.loads(shown.output)) == 60 * EPOCHS
     sound = CliRunner().invoke(app, ["state", "verify", str(made)])

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from plait.errors import ConfigError
 from plait.serve.progress import in_bytes
@@ -56,7 +57,7 @@ def show(
     if as_json:
         typer.echo(json.dumps([info.to_json() for info in infos], indent=1))
         return
-    table = Table("tier", "epoch", "key groups", "rows", "keys", "size", "file", title=store)
+    table = Table("tier", "epoch", "key groups", "rows", "keys", "size", "file", title=Text(store))
     for info in infos:
         table.add_row(
             f"{info.tier}",
@@ -90,16 +91,19 @@ def verify(checkpoint: Path, state_dir: StateDir = None, as_json: AsJson = False
 
 def stores_table(report: Report) -> Table:
     """The stores of a checkpoint, one line each."""
-    table = Table("store", "rows", "keys ≤", "size", "segments", "per tier", "runs per lookup", "epochs")
+    # As text: the brackets of a store's name are no markup.
+    table = Table(
+        Column("store", no_wrap=True), "rows", "keys ≤", "size", "segments", "per tier", "runs per lookup", "epochs"
+    )
     for store in report.stores:
         table.add_row(
-            store.store,
+            Text(store.store),
             f"{store.rows:,}",
             f"{store.keys:,}",
             in_bytes(store.bytes),
             f"{store.segments}",
             " ".join(f"{tier}:{n}" for tier, n in store.tiers.items()),
-            f"{store.runs:.1f} (at most {store.most_runs})",
+            f"{store.runs:.1f} (≤ {store.most_runs})",
             "" if store.epochs is None else f"{store.epochs[0]}–{store.epochs[1]}",
         )
     return table

@@ -44,7 +44,7 @@ class StoreReport:
     """First and last epoch that wrote one of its live segments."""
     event_time_us: tuple[int, int] | None
     runs: float
-    """Read amplification: segments that a lookup goes through, averaged over the key groups."""
+    """Read amplification: segments that a lookup goes through, averaged over the key groups that have any."""
     most_runs: int
 
 
@@ -213,6 +213,7 @@ def _store_report(name: str, infos: tuple[SegmentInfo, ...]) -> StoreReport:
         steps[info.lo_group] += 1
         steps[info.hi_group] -= 1
     covering = np.cumsum(steps)[:-1]
+    covered = covering[covering > 0]
     times = [(i.min_time, i.max_time) for i in infos if i.min_time is not None and i.max_time is not None]
     return StoreReport(
         store=name,
@@ -223,7 +224,7 @@ def _store_report(name: str, infos: tuple[SegmentInfo, ...]) -> StoreReport:
         bytes=sum(i.bytes for i in infos),
         epochs=(min(i.epoch for i in infos), max(i.epoch for i in infos)) if infos else None,
         event_time_us=(min(t[0] for t in times), max(t[1] for t in times)) if times else None,
-        runs=float(covering.mean()),
+        runs=float(covered.mean()) if len(covered) else 0.0,
         most_runs=int(covering.max()),
     )
 
