@@ -57,7 +57,7 @@ def show(
     if as_json:
         typer.echo(json.dumps([info.to_json() for info in infos], indent=1))
         return
-    table = Table("tier", "epoch", "key groups", "rows", "keys", "size", "file", title=Text(store))
+    table = Table("tier", "epoch", "key groups", "rows", "keys", "size", "file", title=Text(store), box=None)
     for info in infos:
         table.add_row(
             f"{info.tier}",
@@ -93,7 +93,7 @@ def stores_table(report: Report) -> Table:
     """The stores of a checkpoint, one line each."""
     # As text: the brackets of a store's name are no markup.
     table = Table(
-        Column("store", no_wrap=True), "rows", "keys ≤", "size", "segments", "per tier", "runs per lookup", "epochs"
+        Column("store", no_wrap=True), "rows", "keys ≤", "size", "files", "tiers", "runs/lookup", "epochs", box=None
     )
     for store in report.stores:
         table.add_row(
