@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plait.config import KEY_GROUPS
 from plait.query.plan import MASK
 from plait.runtime.hops import Run
-from plait.runtime.sampling import KEYS, front, key_count, sampled, smallest, smallest_of
+from plait.runtime.sampling import KEYS, front, key_count, passing, sampled, smallest
 
 QUICK = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 
@@ -32,7 +32,7 @@ def run_of(rows: list[Row]) -> Run:
     return Run(hashes, pa.table({MASK: pa.array([m for _, m in rows], pa.int64())}))
 
 
-def passing(rows: list[Row], bit: int | None) -> list[int]:
+def expected_passing(rows: list[Row], bit: int | None) -> list[int]:
     return sorted(h for h, mask in rows if bit is None or mask >> bit & 1)
 
 
@@ -40,25 +40,25 @@ def passing(rows: list[Row], bit: int | None) -> list[int]:
 @given(ROWS, BITS, st.integers(1, 6))
 def test_oracle_the_smallest_keys_and_the_tuples_that_have_them(rows: list[Row], bit: int | None, k: int) -> None:
     run = run_of(rows)
-    keys, tuples = smallest(run.table, run.hashes, bit, k)
-    expected = sorted(set(passing(rows, bit)))[:k]
+    keys, tuples = smallest(passing(run.table, run.hashes, bit), k)
+    expected = sorted(set(expected_passing(rows, bit)))[:k]
     assert keys.tolist() == expected
-    assert tuples == sum(h in expected for h in passing(rows, bit))
+    assert tuples == sum(h in expected for h in expected_passing(rows, bit))
 
 
 @pytest.mark.parametrize("copies", [1, 5, 700])
 def test_hot_keys_do_not_crowd_others_out_of_the_sample(copies: int) -> None:
     hashes = np.repeat(np.arange(20, dtype=np.uint64), copies)
-    keys, tuples = smallest(pa.table({}), hashes, None, 7)
+    keys, tuples = smallest(hashes, 7)
     assert keys.tolist() == list(range(7))
     assert tuples == 7 * copies
-    assert smallest_of(hashes, 7).tolist() == list(range(7))
+    assert smallest(hashes, 7)[0].tolist() == list(range(7))
 
 
 @QUICK
 @given(ROWS, st.integers(1, 6))
 def test_oracle_the_smallest_of_a_run_are_its_smallest_distinct_hashes(rows: list[Row], k: int) -> None:
-    assert smallest_of(run_of(rows).hashes, k).tolist() == sorted({h for h, _ in rows})[:k]
+    assert smallest(run_of(rows).hashes, k)[0].tolist() == sorted({h for h, _ in rows})[:k]
 
 
 @QUICK
@@ -74,7 +74,7 @@ def test_oracle_patterns_say_which_stores_have_a_key_and_how_many_rows(
     found = sampled(4, 1, np.array(sorted(keys), np.uint64), 99, named, runs)
     assert (found.edge, found.filter, found.stores, found.tuples) == (4, 1, tuple(named), 99)
     expected: dict[int, list[int]] = {}
-    have = [Counter(passing([r for rows in parts for r in rows], bit)) for bit, parts in stores]
+    have = [Counter(expected_passing([r for rows in parts for r in rows], bit)) for bit, parts in stores]
     for key in keys:
         pattern = sum(1 << i for i, counts in enumerate(have) if counts[key])
         mine = expected.setdefault(pattern, [0] * (1 + len(stores)))

@@ -83,4 +83,4 @@ def observed(
         samples.append(sample)
     stores = {s.id: KeyCount(KEYS, KEYS, size.get(s.relation, KEYS), 1) for s in plan.stores}
     arrived = dict.fromkeys(plan.ranks, rows_in)
-    return Observed(epoch, 0.1, arrived, {query.name: 10}, edges, stores, samples)
+    return Observed(epoch, arrived, {query.name: 10}, edges, stores, samples)

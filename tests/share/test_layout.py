@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from plait.order.orders import Orders, fixed
 from plait.query.expr import columns_of
 from plait.query.graph import JoinGraph
-from plait.query.plan import Node, Plan
-from plait.share.layout import layout, store_id
+from plait.query.plan import Node, Plan, store_id
+from plait.share.layout import layout
 from plait.share.probe_trees import build_plan
 from tests.random_joins import Case, cases, random_orders
 from tests.share.streams import joined, streams

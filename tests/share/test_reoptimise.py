@@ -255,7 +255,7 @@ def test_orders_of_very_many_streams_are_kept_and_the_planner_says_so() -> None:
     names = "abcdefghijklmnop"
     many = joined(*(f"a.k = {n}.k" for n in names[1:]))
     planner = Planner({"q": many}, streams(names), Config(replan_epochs=1))
-    arrived = Observed(1, 0.1, dict.fromkeys(names, 10))
+    arrived = Observed(1, dict.fromkeys(names, 10))
     assert not planner.observe(arrived, 1.0)
     assert f"q joins {len(names)} streams, and orders are chosen for up to {MOST_PLANNED}" in planner.said
     assert planner.failures == 0
@@ -275,7 +275,7 @@ def settled() -> Planner:
 def test_an_empty_period_keeps_the_last_good_plan_and_says_so(rows_in: dict[str, int]) -> None:
     planner = settled()
     good = planner.plan
-    assert not planner.observe(Observed(2, 0.1, rows_in), 2.0)
+    assert not planner.observe(Observed(2, rows_in), 2.0)
     assert planner.plan is good
     assert planner.said == "the plan is kept after epoch 2: nothing arrived in this period"
     # And goes on afterwards.
@@ -488,4 +488,12 @@ def test_orders_that_are_to_stay_fixed_are_not_those_of_an_earlier_run() -> None
     assert learnt is not None
     planner = planner_of(orderer="fixed")
     planner.recall(learnt)
+    assert planner.orders == {"q": fixed(STAR)}
+
+
+def test_fixed_orders_beside_ranks_that_change_are_called_fixed() -> None:
+    planner = planner_of(orderer="fixed", driver_policy="round_robin")
+    for epoch in range(1, 4):
+        show(planner, epoch, C_DROPS)
+        assert planner.said == "orders are kept: orderer = fixed"
     assert planner.orders == {"q": fixed(STAR)}

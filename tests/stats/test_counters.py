@@ -78,7 +78,7 @@ def closed(*periods: dict[str, KeyCount], samples: tuple[Sample, ...] = (), leng
     history = History(length)
     for stores in periods:
         period = Period()
-        period.add(Observed(1, 0.1, stores=stores, samples=list(samples)))
+        period.add(Observed(1, stores=stores, samples=list(samples)))
         history.close(period, {}, PLAN)
     return history
 

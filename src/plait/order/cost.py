@@ -28,13 +28,13 @@ from functools import cached_property
 
 from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount
+from plait.query.plan import key_of, store_id
 from plait.stats.counters import QueryForecast, StoreForecast, spanning
 
 LookupCost = Callable[[StoreForecast, float], float]
 """f: how a lookup's cost grows, given the store and the number of lookups made together."""
 
 MODELS = ("recursive", "iterative", "factorised")
-VARIANTS = ("full", "query_cost_only", "match_cost_only", "no_smoothing")
 
 FEWEST_LOOKUPS, FEWEST_TUPLES = 10_000, 100_000
 """Below these, in one period, a time tells more about calling the kernels than about their work."""
@@ -308,8 +308,7 @@ def driver_view(
 def _store(graph: JoinGraph, forecast: QueryForecast, parent: str | None, alias: str) -> StoreForecast:
     """The store in which an alias is looked up by the key it shares with its parent."""
     key = graph.keys_of(alias)[0] if parent is None else graph.lookup_key([parent], alias, None)
-    columns = ", ".join(ref.column.removeprefix("=") for t in key if (ref := graph.column_of(alias, t)) is not None)
-    return forecast.stores[f"{graph.alias(alias).relation}[{columns}]"]
+    return forecast.stores[store_id(graph.alias(alias).relation, key_of(graph, alias, key))]
 
 
 def _has_check(graph: JoinGraph, alias: str) -> bool:

@@ -101,7 +101,6 @@ class Observed:
     """One epoch as the optimiser sees it."""
 
     epoch: int
-    seconds: float
     rows_in: dict[str, int] = field(default_factory=dict)
     rows_out: dict[str, int] = field(default_factory=dict)
     edges: dict[int, EdgeCount] = field(default_factory=dict)

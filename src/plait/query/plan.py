@@ -17,13 +17,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from plait.query import expr as expressions
 from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of
+from plait.query.graph import JoinGraph, is_exact_key
 from plait.query.relation import ColumnDef
 
 HASH = "#h"
@@ -47,6 +48,23 @@ class Key:
 
     def __str__(self) -> str:
         return ", ".join(c.removeprefix("=") for c in self.columns)
+
+
+def key_of(graph: JoinGraph, alias: str, attributes: tuple[int, ...]) -> Key:
+    """The columns by which an alias carries these attributes."""
+    refs = [ref for attribute in attributes if (ref := graph.column_of(alias, attribute)) is not None]
+    types = tuple(ref.type for ref in refs)
+    return Key(tuple(ref.column for ref in refs), types, exact=len(types) == 1 and is_exact_key(types[0]))
+
+
+def store_id(relation: str, key: Key) -> str:
+    """How the store of a relation by a key is called."""
+    return f"{relation}[{key}]"
+
+
+def filter_bit(filters: Sequence[str | None], wanted: str | None) -> int | None:
+    """The bit of one filter in a relation's query set; None where all rows that arrive pass."""
+    return None if len(filters) == 1 or wanted is None else filters.index(wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,7 +253,7 @@ def observe(epoch: Epoch) -> None:
     """What the epoch did, for people, for the optimiser, and for the next epoch; old files are collected."""
     driver, account = epoch.driver, epoch.account
     plan = driver.plan
-    _adapt(epoch)
+    optimiser = _adapt(epoch)
     live = [info for infos in driver.live.segments.values() for info in infos]
     counted = {name: account.seconds[name] for name in sorted(account.seconds)}
     driver.progress.append(
@@ -274,7 +274,7 @@ def observe(epoch: Epoch) -> None:
             "driven": account.driven,
             "ranks": list(plan.ranks),
             "orders": {q.name: {alias: list(order) for alias, order in q.orders} for q in plan.queries},
-            "optimiser": {} if driver.planner is None else driver.planner.report(),
+            "optimiser": optimiser,
         }
     )
     if epoch.number % driver.config.snapshot_every == 0:
@@ -283,11 +283,12 @@ def observe(epoch: Epoch) -> None:
         )
 
 
-def _adapt(epoch: Epoch) -> None:
-    """Shows the optimiser the epoch; if it has a better plan, that is the next epoch's."""
+def _adapt(epoch: Epoch) -> dict[str, Any]:
+    """Shows the optimiser the epoch; if it has a better plan, that is the next epoch's.  Its report, and its time."""
     driver, account = epoch.driver, epoch.account
     if driver.planner is None:
-        return
+        return {}
+    begun = time.perf_counter()
     arrived: dict[str, int] = {}
     for info in account.added:
         if info.tier == 0 and info.epoch == epoch.number:
@@ -303,7 +304,6 @@ def _adapt(epoch: Epoch) -> None:
         )
     observed = Observed(
         epoch=epoch.number,
-        seconds=sum(epoch.seconds.values()),
         rows_in=account.rows_in,
         rows_out=account.rows_out,
         edges=account.edges,
@@ -316,6 +316,8 @@ def _adapt(epoch: Epoch) -> None:
         driver.rows = replace(driver.rows, plan=driver.plan)
     if (learnt := driver.planner.memory()) is not None:
         driver.checkpoint.put_statistics(learnt)
+    report = driver.planner.report()
+    return {**report, "seconds": time.perf_counter() - begun}
 
 
 STEPS: tuple[Callable[[Epoch], None], ...] = (prepare, join, finish, commit, deliver, observe)

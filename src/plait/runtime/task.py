@@ -24,7 +24,7 @@ from plait.runtime.exchange import Inbox, Outbox
 from plait.runtime.faults import reached
 from plait.runtime.hops import Frame, Partial, Prober, Run, Slot, arrived
 from plait.runtime.results import ResultWriter
-from plait.runtime.sampling import front, key_count, sampled, smallest
+from plait.runtime.sampling import front, key_count, passing, sampled, smallest
 from plait.state.segment import SegmentInfo, open_segment, write_segment
 from plait.state.tiers import Merge, merge_segments
 
@@ -215,7 +215,7 @@ class _Work:
             if wish.edge not in tables or wish.edge not in self.context.sampled:
                 continue
             table = tables[wish.edge]
-            keys, tuples = smallest(table, table.column(HASH).to_numpy(), wish.filter)
+            keys, tuples = smallest(passing(table, table.column(HASH).to_numpy(), wish.filter))
             if not len(keys):
                 continue
             asked = [(wish.own, None, False), *wish.stores]

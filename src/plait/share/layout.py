@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from plait.errors import QueryError
 from plait.query.expr import ColumnRef, columns_of
-from plait.query.graph import Alias, JoinGraph, is_exact_key
-from plait.query.plan import IngestEdge, Input, Key, Store
+from plait.query.graph import Alias, JoinGraph
+from plait.query.plan import IngestEdge, Input, Key, Store, filter_bit, key_of, store_id
 from plait.query.relation import ColumnDef, Relation
 from plait.share.retention import keep_us
 
@@ -42,8 +42,7 @@ class Layout:
 
     def filter_bit(self, alias: Alias) -> int | None:
         """The alias's bit in the query set; None where all rows that arrive pass."""
-        texts = self.filters[alias.relation]
-        return None if len(texts) == 1 or alias.filter is None else texts.index(alias.filter)
+        return filter_bit(self.filters[alias.relation], alias.filter)
 
 
 def layout(graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation]) -> Layout:
@@ -67,19 +66,6 @@ def layout(graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation]) -
         for _, key in sorted(keys[relation.name].items())
     )
     return Layout(_inputs(used, stores, columns, needed, filters, _required(graphs)), stores, filters)
-
-
-def store_id(relation: str, key: Key) -> str:
-    """How a store is called."""
-    return f"{relation}[{key}]"
-
-
-def key_of(graph: JoinGraph, alias: str, attributes: tuple[int, ...]) -> Key:
-    """The columns by which an alias carries these attributes."""
-    refs = [graph.column_of(alias, attribute) for attribute in attributes]
-    columns = tuple(ref.column for ref in refs if ref is not None)
-    types = tuple(ref.type for ref in refs if ref is not None)
-    return Key(columns, types, exact=len(types) == 1 and is_exact_key(types[0]))
 
 
 def emitted(graph: JoinGraph) -> tuple[ColumnRef, ...]:

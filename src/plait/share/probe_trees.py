@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from plait.order.orders import Orders
 from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of, rename
 from plait.query.graph import JoinGraph, Window
-from plait.query.plan import Emit, Key, Node, Plan, ProbeTree, QueryPlan, SampleWish, SlotColumn, Step
+from plait.query.plan import Emit, Key, Node, Plan, ProbeTree, QueryPlan, SampleWish, SlotColumn, Step, key_of, store_id
 from plait.query.relation import Relation
-from plait.share.layout import Layout, emitted, key_of, layout, store_id
+from plait.share.layout import Layout, emitted, layout
 
 
 @dataclass

@@ -16,7 +16,6 @@ in every plan.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -79,8 +78,6 @@ class Planner:
     switches: deque[Switch] = field(default_factory=lambda: deque(maxlen=SWITCHES_KEPT))
     said: str = "no period has ended yet"
     """Why the plan is what it is, in a sentence."""
-    seconds: float = 0.0
-    """What the last call of `observe` took."""
     failures: int = 0
     """How often planning raised an error, and the plan was kept."""
 
@@ -101,6 +98,7 @@ class Planner:
         self._seen: dict[str, float] = {}
         self._made: dict[str, float] = {}
         self._learnt = False
+        self._report: dict[str, Any] | None = None
         self._unsampled: frozenset[int] = frozenset()
         self._counted: dict[tuple[str, str, frozenset[str], str], tuple[float, float]] = {}
         if not self.adaptive:
@@ -127,20 +125,26 @@ class Planner:
 
     def observe(self, observed: Observed, now: float) -> bool:
         """Takes an epoch in; True if there is a new plan for the next one."""
-        begun = time.perf_counter()
-        changed = False
-        if self.adaptive:
-            self._begun = now if self._begun is None else self._begun
-            self._period.add(observed)
-            if self._is_over(now):
-                changed = self._replan_safely(observed.epoch)
-                self._period = Period()
-                self._begun = now
-        self.seconds = time.perf_counter() - begun
+        if not self.adaptive:
+            return False
+        self._begun = now if self._begun is None else self._begun
+        self._period.add(observed)
+        if not self._is_over(now):
+            return False
+        changed = self._replan_safely(observed.epoch)
+        self._period, self._begun, self._report = Period(), now, None
         return changed
 
     def report(self) -> dict[str, Any]:
-        """For `run.last_progress`: the switches so far, the reason, and estimates against what was counted."""
+        """For `run.last_progress`: the switches so far, the reason, and estimates against what was counted.
+
+        It changes when a period ends; until then it is the same object.
+        """
+        if self._report is None:
+            self._report = self._new_report()
+        return self._report
+
+    def _new_report(self) -> dict[str, Any]:
         return {
             "orderer": self.config.orderer,
             "policy": self.config.driver_policy,
@@ -148,7 +152,6 @@ class Planner:
             "switches": [{**asdict(s), "text": str(s)} for s in self.switches],
             "coefficients": asdict(self.coefficients),
             "estimates": self.estimates(),
-            "seconds": self.seconds,
             "failures": self.failures,
         }
 
@@ -168,6 +171,7 @@ class Planner:
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Goes on from what an earlier planner of the same queries has learnt; what does not fit is not used."""
+        self._report = None
         try:
             orders = {q: {d: tuple(o) for d, o in of.items()} for q, of in memory["orders"].items()}
             fit = all(_is_order(g, d, orders[q][d]) for q, g in self.graphs.items() for d in fixed(g))
@@ -189,7 +193,7 @@ class Planner:
         self.said = "orders are those of the last run"
 
     def estimates(self) -> list[dict[str, Any]]:
-        """Per query, driver and probe of the orders in force: the forecast γ, μ and cost, and the last counted."""
+        """Per query, driver and probe of the orders in force: γ and μ as forecast, and as counted last."""
         found: list[dict[str, Any]] = []
         for (query, driver), view in self._views.items():
             order = self.orders[query][driver]
@@ -256,7 +260,9 @@ class Planner:
             return False
         orders, switched, unknown = self._choose_orders(epoch)
         ranks = self._choose_ranks(epoch)
-        if unknown:
+        if self.config.orderer == "fixed":
+            self.said = f"orders are kept: {self._why_fixed()}"
+        elif unknown:
             self.said = f"orders are kept after epoch {epoch}: {unknown}"
         elif not switched:
             self.said = f"orders are kept after epoch {epoch}: no other is cheaper by {self.config.replan_gain:.0%}"

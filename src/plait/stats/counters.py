@@ -19,11 +19,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount, KeyCount, Observed, Sample
-from plait.query.plan import Plan
+from plait.query.plan import Plan, filter_bit, key_of, store_id
 from plait.stats.sketch import correlation, fresh_share, pair
 from plait.stats.smooth import FEWEST, forecasts
 
@@ -45,7 +44,6 @@ class Period:
     """Epochs under one plan, added up."""
 
     epochs: int = 0
-    seconds: float = 0.0
     rows_in: dict[str, int] = field(default_factory=dict)
     rows_out: dict[str, int] = field(default_factory=dict)
     edges: dict[int, EdgeCount] = field(default_factory=dict)
@@ -56,7 +54,6 @@ class Period:
     def add(self, observed: Observed) -> None:
         """Takes one epoch in."""
         self.epochs += 1
-        self.seconds += observed.seconds
         for total, more in ((self.rows_in, observed.rows_in), (self.rows_out, observed.rows_out)):
             for name, rows in more.items():
                 total[name] = total.get(name, 0) + rows
@@ -292,16 +289,9 @@ def _store_of(graph: JoinGraph, alias: str, key: tuple[int, ...], plan: Plan) ->
     """The store of an alias by a key, with the alias's filter bit; None if it cannot be looked up by it."""
     if key not in graph.keys_of(alias):
         return None
-    relation = graph.alias(alias).relation
-    columns = tuple(ref.column for t in key if (ref := graph.column_of(alias, t)) is not None)
-    store = next(s.id for s in plan.stores if s.relation == relation and s.key.columns == columns)
-    return store, _filter_bit(graph, alias, plan)
-
-
-def _filter_bit(graph: JoinGraph, alias: str, plan: Plan) -> int | None:
     found = graph.alias(alias)
-    texts = plan.input_by_relation[found.relation].filters
-    return None if len(texts) == 1 or found.filter is None else texts.index(found.filter)
+    bit = filter_bit(plan.input_by_relation[found.relation].filters, found.filter)
+    return store_id(found.relation, key_of(graph, alias, key)), bit
 
 
 def _sample_of(graph: JoinGraph, alias: str, key: tuple[int, ...], plan: Plan, period: Period) -> Sample | None:
@@ -313,7 +303,7 @@ def _sample_of(graph: JoinGraph, alias: str, key: tuple[int, ...], plan: Plan, p
     return period.samples.get((edge, store[1]))
 
 
-def _sane(name: Name, value: float, series: Any) -> float:
+def _sane(name: Name, value: float, series: Sequence[float]) -> float:
     """A forecast one can plan with: finite, in its range, at most a step of the series' own span outside it."""
     low, high = min(series), max(series)
     if not math.isfinite(value):
