@@ -11,6 +11,7 @@ plait.errors.ConfigError: [CONFIG] probe='random' is not known — use one of: f
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from plait.errors import ConfigError
 
 KEY_GROUPS = 1024
 """Key groups per store: the finest grain in which tasks can own a store.  Part of the checkpoint format."""
+
+LEAST_MEMORY = 64 << 20
+"""The smallest memory_limit."""
 
 PROBES = ("factorised", "iterative")
 ORDERERS = ("fixed", "selectivity_first", "greedy", "dp_pick")
@@ -74,6 +78,16 @@ class Config:
     fan_in: int = 4
     """Runs of one tier that are merged into one of the next: fewer runs to probe against more rewriting."""
 
+    memory_limit: str = "1g"
+    """What the engine's own caches and buffers hold per executor, at most, as Spark writes sizes (`512m`, `2g`).
+    Segments are read through the page cache, which is not counted.  Larger epochs are worked through in slices."""
+
+    merge_share: float = 0.25
+    """How much of an epoch's task time merging may take: what is not merged by then goes on in the next epoch."""
+
+    compress_above: str | None = None
+    """State above this size is compressed from its third tier on, with Bloom filters; None is half of the memory."""
+
     chunk_rows: int = 1 << 18
     """Result rows materialised at a time: what a hot key can cost in memory, and what fits the CPU cache."""
 
@@ -110,9 +124,28 @@ class Config:
         _in_range("history_periods", self.history_periods, 1, 100_000)
         _in_range("fan_in", self.fan_in, 2, 64)
         _in_range("chunk_rows", self.chunk_rows, 1, 1 << 26)
+        _in_range("merge_share", self.merge_share, 0.01, 0.9)
+        if self.memory_bytes < LEAST_MEMORY:
+            raise ConfigError(
+                "CONFIG",
+                f"memory_limit={self.memory_limit!r} is below the least that works",
+                f"give at least {LEAST_MEMORY >> 20}m",
+            )
+        if self.compress_above is not None:
+            bytes_of("compress_above", self.compress_above)
         _in_range("snapshot_every", self.snapshot_every, 1, 10_000)
         _in_range("gc_grace_seconds", self.gc_grace_seconds, 0, float("inf"))
         _in_range("history", self.history, 1, 1_000_000)
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory_limit` in bytes."""
+        return bytes_of("memory_limit", self.memory_limit)
+
+    @property
+    def compress_bytes(self) -> int:
+        """`compress_above` in bytes, where it is set."""
+        return bytes_of("compress_above", self.compress_above or "")
 
     def with_spark_settings(self, settings: Mapping[str, str]) -> Config:
         """Fields named `spark.plait.<field>` in `settings` override those of this config.
@@ -130,6 +163,18 @@ class Config:
                 raise ConfigError("CONFIG", f"{key} is not a setting of Plait", f"known: {', '.join(sorted(known))}")
             changes[name] = _parse(key, text, str(known[name].type))
         return dataclasses.replace(self, **changes)
+
+
+def bytes_of(name: str, text: str) -> int:
+    """A size as Spark writes it, in bytes.
+
+    >>> bytes_of("memory_limit", "64m")
+    67108864
+    """
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", str(text).strip().lower())
+    if found is None:
+        raise ConfigError("CONFIG", f"{name}={text!r} is not a size", "write it as 512m or 2g")
+    return int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[found[2]]
 
 
 def _in_range(name: str, value: float | None, low: float, high: float, optional: bool = False) -> None:

@@ -18,9 +18,10 @@ from plait.query.expr import Call, ColumnRef
 from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output
 from plait.query.plan import HASH, MASK, Key, Plan, SlotColumn, Step
 from plait.query.relation import ColumnDef, Relation
-from plait.runtime.hops import Frame, Matches, Partial, Prober, Run, Slot, arrived
+from plait.runtime.hops import Frame, Matches, Partial, Prober, Slot, arrived
 from plait.share.probe_trees import build_plan
 from plait.state.keys import hash_key, null_rows
+from plait.state.run import MemoryRun
 
 RELATIONS = {n: Relation(n, (("k", "bigint"), ("s", "string"), ("m", "bigint"), ("v", "bigint"))) for n in "abcd"}
 
@@ -52,7 +53,7 @@ Row = tuple[Any, ...]
 COLUMNS = ("k", "s", "m", "v")
 
 
-def run_of(rows: list[Row], key: Key) -> Run:
+def run_of(rows: list[Row], key: Key) -> MemoryRun:
     table = pa.table(
         [pa.array([r[i] for r in rows], pa.string() if c == "s" else pa.int64()) for i, c in enumerate(COLUMNS)],
         names=list(COLUMNS),
@@ -62,20 +63,28 @@ def run_of(rows: list[Row], key: Key) -> Run:
         table = table.filter(pa.array(~nulls))
     hashes = hash_key(table, key)
     order = np.argsort(hashes, kind="stable")
-    return Run(hashes[order], table.take(pa.array(order)))
+    return MemoryRun(hashes[order], table.take(pa.array(order)))
 
 
 class Loop:
     """Drives one relation's tree through all hops in this process: what is shipped arrives again."""
 
-    def __init__(self, plan: Plan, state: dict[str, list[Row]], iterative: bool = False, chunk: int = 1 << 18) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        state: dict[str, list[Row]],
+        iterative: bool = False,
+        chunk: int = 1 << 18,
+        budget: int = 1 << 20,
+    ) -> None:
         self.plan, self.state = plan, state
         self.shipped: list[tuple[Any, pa.Table]] = []
         self.results: list[Row] = []
         self.largest = 0
-        self.prober = Prober(plan, iterative, chunk, 0, self.runs, lambda n, t: self.shipped.append((n, t)), self.emit)
+        ship = lambda n, t: self.shipped.append((n, t))  # noqa: E731
+        self.prober = Prober(plan, iterative, chunk, budget, 0, self.runs, ship, self.emit)
 
-    def runs(self, step: Step) -> list[Run]:
+    def runs(self, step: Step) -> list[MemoryRun]:
         store = self.plan.store_by_id[step.store]
         rows = self.state[store.relation]
         # In two runs, as two epochs would leave them.
@@ -147,14 +156,19 @@ QUICK = settings(deadline=None, derandomize=True, database=None, max_examples=25
 
 @pytest.mark.parametrize("name", GRAPHS)
 @QUICK
-@given(state=st.fixed_dictionaries(dict.fromkeys("abcd", ROWS)), iterative=st.booleans(), chunk=st.integers(1, 9))
+@given(
+    state=st.fixed_dictionaries(dict.fromkeys("abcd", ROWS)),
+    iterative=st.booleans(),
+    chunk=st.integers(1, 9),
+    budget=st.sampled_from([1, 100, 400, 1 << 20]),
+)
 def test_every_driver_finds_what_nested_loops_find(
-    name: str, state: dict[str, list[Row]], iterative: bool, chunk: int
+    name: str, state: dict[str, list[Row]], iterative: bool, chunk: int, budget: int
 ) -> None:
     query = GRAPHS[name]
     expected = naive(query, state)
     for alias in query.aliases:
-        loop = Loop(plan_of(query), state, iterative, chunk)
+        loop = Loop(plan_of(query), state, iterative, chunk, budget)
         assert Counter(loop.drive(alias.name)) == expected, alias.name
 
 
@@ -206,9 +220,11 @@ def test_a_filter_bit_hides_rows_of_other_queries() -> None:
     plan = plan_of(graph(("a.k", "b.k")))
 
     class Masked(Loop):
-        def runs(self, step: Step) -> list[Run]:
+        def runs(self, step: Step) -> list[MemoryRun]:
             found = super().runs(step)
-            return [Run(r.hashes, r.table.append_column(MASK, pa.array([1, 2, 3][: len(r.hashes)]))) for r in found]
+            return [
+                MemoryRun(r.hashes, r.table.append_column(MASK, pa.array([1, 2, 3][: len(r.hashes)]))) for r in found
+            ]
 
     state = {"a": [(1, "", 0, 9)], "b": [(1, "", 0, i) for i in range(6)], "c": [], "d": []}
     for bit, expected in ((0, [0, 2, 3, 5]), (1, [1, 2, 4, 5])):
@@ -229,7 +245,7 @@ def test_a_frame_expands_to_the_product_of_its_lists(sizes: list[tuple[int, int]
     counts = np.array([s[1] for s in sizes], np.int64)
     table = pa.table({"m": np.arange(int(counts.sum()))})
     matches = Matches(counts, ("m",), [], table, np.cumsum(counts) - counts)
-    parts = list(replace(frame, lists=(matches,)).expanded(chunk))
+    parts = list(replace(frame, lists=(matches,)).expanded(chunk, 1 << 20))
     assert all(len(p.hashes) <= chunk for p in parts)
     found = [
         pair

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from plait.config import KEY_GROUPS
 from plait.query.plan import MASK
-from plait.runtime.hops import Run
 from plait.runtime.sampling import KEYS, front, key_count, passing, sampled, smallest
+from plait.state.run import MemoryRun
 
 QUICK = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 
@@ -26,10 +26,10 @@ STORES = st.lists(st.tuples(BITS, st.lists(ROWS, max_size=3)), min_size=1, max_s
 """(filter bit, runs)"""
 
 
-def run_of(rows: list[Row]) -> Run:
+def run_of(rows: list[Row]) -> MemoryRun:
     rows = sorted(rows)
     hashes = np.array([h for h, _ in rows], np.uint64)
-    return Run(hashes, pa.table({MASK: pa.array([m for _, m in rows], pa.int64())}))
+    return MemoryRun(hashes, pa.table({MASK: pa.array([m for _, m in rows], pa.int64())}))
 
 
 def expected_passing(rows: list[Row], bit: int | None) -> list[int]:

@@ -1,7 +1,7 @@
 """Sorted runs: looking up in one, merging several.
 
 Contract.  A run is a uint64 array in ascending order, duplicates allowed.  Nothing here sorts: what enters is
-sorted, and stays so.
+sorted, and stays so.  A *fence* is every 512th hash of a run, small enough to stay in memory.
 
 Cost.  `lookup` of p probes in a run of r: O(p · log(r / p)), reading both forwards only (28 ms for 1 M in 10 M).
 `merge_order` of k runs of n rows together: O(n · log k), 4 ns per row and level in cache, 15 ns for millions of rows.
@@ -24,6 +24,26 @@ def lookup(probes: U64, run: U64) -> tuple[I64, I64]:
     ([1, 1, 1, 4], [1, 3, 3, 4])
     """
     return _lookup(frozen(probes, np.uint64), frozen(run, np.uint64))
+
+
+STRIDE = 512
+"""Hashes per fence post: one page of a memory map."""
+
+
+def fence(run: U64) -> U64:
+    """Every `STRIDE`-th hash of a run: what tells on which page a hash lies."""
+    return np.ascontiguousarray(run[::STRIDE])
+
+
+def lookup_fenced(probes: U64, posts: U64, run: U64) -> tuple[I64, I64]:
+    """`lookup` that finds the page in the fence first, and so touches one page of `run` per probe, not log2 of them.
+
+    >>> run = np.array([0, 4, 4, 5], np.uint64)
+    >>> lo, hi = lookup_fenced(np.array([1, 4, 4, 9], np.uint64), fence(run), run)
+    >>> lo.tolist(), hi.tolist()
+    ([1, 1, 1, 4], [1, 3, 3, 4])
+    """
+    return _lookup_fenced(frozen(probes, np.uint64), frozen(posts, np.uint64), frozen(run, np.uint64))
 
 
 def merge_order(runs: Sequence[U64]) -> I64:
@@ -108,6 +128,35 @@ def _lookup(probes: U64, run: U64) -> tuple[I64, I64]:
         wanted = probes[i]
         if i == 0 or wanted != probes[i - 1]:
             begin = _first_not_below(run, end, wanted)
+            end = begin
+            if begin < len(run) and run[begin] == wanted:
+                end = _first_above(run, begin, wanted)
+        lo[i] = begin
+        hi[i] = end
+    return lo, hi
+
+
+@jit
+def _lookup_fenced(probes: U64, posts: U64, run: U64) -> tuple[I64, I64]:
+    n = len(probes)
+    lo = np.empty(n, np.int64)
+    hi = np.empty(n, np.int64)
+    begin, end, post = 0, 0, 0
+    for i in range(n):
+        wanted = probes[i]
+        if i == 0 or wanted != probes[i - 1]:
+            post = _first_not_below(posts, post, wanted)
+            # run[(post - 1) * STRIDE] is below what is wanted, run[post * STRIDE] is not.
+            low, high = max(post - 1, 0) * STRIDE, min(post * STRIDE, len(run))
+            if post == 0:
+                high = 0
+            while high - low > 1:
+                middle = (low + high) >> 1
+                if run[middle] < wanted:
+                    low = middle
+                else:
+                    high = middle
+            begin = high
             end = begin
             if begin < len(run) and run[begin] == wanted:
                 end = _first_above(run, begin, wanted)

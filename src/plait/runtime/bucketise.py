@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from plait.query.plan import ARRIVED, HASH, MASK, IngestEdge, Input
-from plait.runtime.columns import single, take
 from plait.runtime.exchange import SCHEMA, Outbox
+from plait.state.columns import single, take
 from plait.state.keys import hash_key, null_rows
 
 PROPERTY = "plait.epoch"

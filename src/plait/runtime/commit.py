@@ -42,6 +42,10 @@ class Collected:
     driven: dict[str, dict[str, float]] = field(default_factory=dict)
     """Per driving relation: seconds, and results complete without another exchange."""
     seconds: dict[str, float] = field(default_factory=dict)
+    merged_bytes: int = 0
+    """Written by merges."""
+    reads: dict[str, int] = field(default_factory=dict)
+    """What reading state took: `state/run.py`'s Meter."""
 
 
 def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
@@ -72,11 +76,13 @@ def _segment(account: Collected, note: Mapping[str, object]) -> None:
 
 
 def _merge(account: Collected, note: Mapping[str, object]) -> None:
-    if note["info"] is not None:
-        _segment(account, note)
-    removed = note["removed"]
+    added, removed, written = note["added"], note["removed"], note["written"]
+    assert isinstance(added, list)
     assert isinstance(removed, list)
+    assert isinstance(written, int)
+    account.added.extend(SegmentInfo.from_json(info) for info in added)
     account.removed.extend(removed)
+    account.merged_bytes += written
 
 
 def _result(account: Collected, note: Mapping[str, object]) -> None:
@@ -98,6 +104,8 @@ def _work(account: Collected, note: Mapping[str, object]) -> None:
         total = account.driven.setdefault(relation, {"seconds": 0.0, "rows": 0})
         for name, value in done.items():
             total[name] += value
+    for name, value in note["reads"].items():  # type: ignore[attr-defined]
+        account.reads[name] = account.reads.get(name, 0) + value
     for name, value in seconds.items():
         account.seconds[name] = account.seconds.get(name, 0.0) + value
 

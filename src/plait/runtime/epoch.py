@@ -29,8 +29,10 @@ from plait.runtime.bucketise import PROPERTY, EpochParameters
 from plait.runtime.exchange import SCHEMA, exchange, planned
 from plait.runtime.failures import sink_failed, translated
 from plait.runtime.faults import reached
+from plait.runtime.memory import compress_above, task_memory
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Sink
+from plait.runtime.state_account import StateAccount
 from plait.runtime.task import EpochTask, first_hop, later_hop
 from plait.state.checkpoint import Checkpoint, collect_garbage
 from plait.state.manifest import LiveState, Manifest, ResultFile
@@ -75,8 +77,11 @@ class Driver:
     """Microseconds since 1970: what TTLs are measured by."""
     planner: Planner | None = None
     """None keeps the plan for ever."""
+    state: StateAccount = field(default_factory=StateAccount)
     progress: deque[dict[str, Any]] = field(default_factory=deque)
     failure: PlaitError | None = None
+    executor_cores: str | None = None
+    """Spark's setting, where it has one."""
 
     @property
     def tasks(self) -> int:
@@ -154,13 +159,15 @@ def prepare(epoch: Epoch) -> None:
         results_dir=driver.checkpoint.results_dir,
         verified_dir=driver.verified_dir,
         live=segments,
-        merges=choose_merges(segments, driver.config.fan_in, driver.tasks),
+        merges=choose_merges(segments, driver.config.fan_in, driver.tasks, compress_above(driver.config)),
         kept=frozenset(q.name for q in plan.queries if driver.sinks[q.name].reads_rows or q.select or q.where),
         watermark_ms=live.watermark_ms,
         clock_us=clock_us,
         iterative=driver.config.probe == "iterative",
         chunk_rows=driver.config.chunk_rows,
         sync=driver.config.sync,
+        memory=task_memory(driver.config, driver.tasks, driver.executor_cores),
+        merge_share=driver.config.merge_share,
         sampled=driver.planner.samples if driver.planner is not None else frozenset(),
     )
     parameters = EpochParameters(driver.tasks, live.watermark_ms, clock_us)
@@ -219,7 +226,9 @@ def commit(epoch: Epoch) -> None:
     if epoch.number % driver.config.snapshot_every == 0:
         after = driver.live.after(manifest)
         manifest = _with_snapshot(manifest, after)
-    driver.live = commits.commit(driver.checkpoint, driver.live, manifest)
+    before = driver.live
+    driver.live = commits.commit(driver.checkpoint, before, manifest)
+    driver.state.committed(before, driver.live)
     epoch.manifest = manifest
 
 
@@ -264,7 +273,8 @@ def observe(epoch: Epoch) -> None:
             "rows_out": account.rows_out,
             "rows_late": account.rows_late,
             "state_rows": sum(info.rows for info in live),
-            "state_bytes": sum(info.bytes for info in live),
+            "state_bytes": sum(info.live_bytes for info in live),
+            "state": driver.state.report(driver.live, account, epoch.number, _pending(epoch)),
             "segments": {store: len(infos) for store, infos in sorted(driver.live.segments.items())},
             "watermark_ms": driver.live.watermark_ms,
             "tasks": driver.tasks,
@@ -277,10 +287,18 @@ def observe(epoch: Epoch) -> None:
             "optimiser": optimiser,
         }
     )
+    driver.state.shrink(driver.checkpoint.state_dir, driver.live)
     if epoch.number % driver.config.snapshot_every == 0:
         collect_garbage(
             driver.checkpoint, driver.live, driver.rows.kept(driver.sinks), driver.config.gc_grace_seconds, time.time()
         )
+
+
+def _pending(epoch: Epoch) -> int:
+    """Bytes that merges which are begun or due have still to read."""
+    assert epoch.task is not None
+    driver, task = epoch.driver, epoch.task
+    return sum(merge.bytes for merge in choose_merges(driver.live.segments, driver.config.fan_in, task.tasks))
 
 
 def _adapt(epoch: Epoch) -> dict[str, Any]:

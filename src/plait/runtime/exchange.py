@@ -11,8 +11,10 @@ blocks guard them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
+from plait.config import KEY_GROUPS
 from plait.kernels.hashing import owner
+from plait.kernels.runs import merge_order
 from plait.query.plan import HASH
+from plait.runtime.spill import Spill, Spilled
+from plait.state.columns import take_table
 
 SCHEMA = StructType(
     [StructField("task", IntegerType()), StructField("edge", IntegerType()), StructField("payload", BinaryType())]
@@ -50,9 +56,12 @@ def planned(rows: DataFrame) -> DataFrame:
 
 @dataclass
 class Outbox:
-    """Rows a task sends on."""
+    """Rows a task sends on.  Beyond `limit` bytes, buckets wait on disk until Spark takes them."""
 
-    rows: list[tuple[int, int, bytes]] = field(default_factory=list)
+    rows: list[tuple[int, int, bytes | Spilled]] = field(default_factory=list)
+    limit: float = float("inf")
+    held: int = 0
+    spill: Spill = field(default_factory=Spill)
 
     def note(self, task: int, **content: Any) -> None:
         """Sends a descriptor."""
@@ -69,19 +78,26 @@ class Outbox:
         for task in range(tasks):
             for begin in range(int(bounds[task]), int(bounds[task + 1]), step):
                 end = min(begin + step, int(bounds[task + 1]))
-                self.rows.append((task, edge, encode(table.slice(begin, end - begin))))
+                payload = encode(table.slice(begin, end - begin))
+                self.held += len(payload)
+                kept = payload if self.held <= self.limit else self.spill.add(payload)
+                self.rows.append((task, edge, kept))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What Spark gets: record batches of bounded size."""
+        """What Spark gets: record batches of bounded size.  The outbox is empty afterwards."""
+        rows, self.rows = self.rows, []
         begin = 0
-        while begin < len(self.rows):
-            end, size = begin, 0
-            while end < len(self.rows) and (end == begin or size + len(self.rows[end][2]) < 4 * _BUCKET_BYTES):
-                size += len(self.rows[end][2])
-                end += 1
-            part = self.rows[begin:end]
+        while begin < len(rows):
+            part: list[tuple[int, int, bytes]] = []
+            size = 0
+            while begin < len(rows) and (not part or size + len(rows[begin][2]) < 4 * _BUCKET_BYTES):
+                task, edge, kept = rows[begin]
+                part.append((task, edge, kept if isinstance(kept, bytes) else self.spill.read(kept)))
+                size += len(kept)
+                begin += 1
             yield pa.record_batch([list(c) for c in zip(*part, strict=True)], schema=_ARROW)
-            begin = end
+        self.held = 0
+        self.spill.clear()
 
 
 @dataclass
@@ -90,19 +106,62 @@ class Inbox:
 
     buckets: dict[int, list[pa.Table]] = field(default_factory=dict)
     notes: list[bytes] = field(default_factory=list)
+    bytes: int = 0
+    """Of all buckets."""
 
     @classmethod
-    def read(cls, batches: Iterable[pa.RecordBatch]) -> Inbox:
-        """Takes in everything that arrived."""
+    def read(cls, batches: Iterable[pa.RecordBatch], limit: float = float("inf")) -> Inbox:
+        """Takes in everything that arrived; beyond `limit` bytes it goes to disk and is mapped from there."""
         inbox = cls()
+        spill = Spill()
+        spilled: list[tuple[int, Spilled]] = []
         for batch in batches:
             edges = batch.column(1).to_pylist()
             for edge, payload in zip(edges, batch.column(2), strict=True):
                 if edge == DESCRIPTOR:
                     inbox.notes.append(payload.as_py())
+                    continue
+                data = payload.as_buffer()
+                inbox.bytes += data.size
+                if inbox.bytes <= limit:
+                    inbox.buckets.setdefault(edge, []).append(decode(data))
                 else:
-                    inbox.buckets.setdefault(edge, []).append(decode(payload.as_buffer()))
+                    spilled.append((edge, spill.add(data)))
+        content = spill.mapped()
+        for edge, place in spilled:
+            inbox.buckets.setdefault(edge, []).append(decode(content.slice(place.begin, place.size)))
         return inbox
+
+    def slices(self, limit: float, groups: tuple[int, int]) -> Iterator[dict[int, pa.Table]]:
+        """The tuples by edge, sorted by hash: all at once, or range of hashes by range, each about `limit` bytes.
+
+        `groups` are the key groups of this task.  A key's tuples, of all edges, are in one slice.
+        """
+        count = max(1, math.ceil(self.bytes / limit))
+        low, high = (group * (2**64 // KEY_GROUPS) for group in groups)
+        bounds = [low + (high - low) * i // count for i in range(count + 1)]
+        for begin, end in pairwise(bounds):
+            whole = count == 1
+            tables = {
+                edge: parts if whole else [p for p in (_between(b, begin, end) for b in parts) if p.num_rows]
+                for edge, parts in self.buckets.items()
+            }
+            yield {edge: merged(parts) for edge, parts in tables.items() if parts}
+
+
+def _between(bucket: pa.Table, begin: int, end: int) -> pa.Table:
+    hashes = bucket.column(HASH).to_numpy()
+    first = int(np.searchsorted(hashes, np.uint64(begin)))
+    last = len(hashes) if end >= 2**64 else int(np.searchsorted(hashes, np.uint64(end)))
+    return bucket.slice(first, last - first)
+
+
+def merged(buckets: list[pa.Table]) -> pa.Table:
+    """Sorted buckets as one sorted table."""
+    if len(buckets) == 1:
+        return buckets[0]
+    order = merge_order([bucket.column(HASH).to_numpy() for bucket in buckets])
+    return take_table(pa.concat_tables(buckets).combine_chunks(), order)
 
 
 def encode(table: pa.Table) -> bytes:

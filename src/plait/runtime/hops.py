@@ -4,40 +4,34 @@ Between probes on one key nothing is multiplied out: a `Frame` keeps, for every 
 tuples and one list of matching rows per probed store (late materialisation, paper 004).  A key without a match in
 any store disappears before a single row is read.  Lists are multiplied out once: when a result is complete, when
 tuples must travel, when a condition has to see whole tuples — or after every probe with `probe="iterative"`.
-Multiplying out works in chunks of bounded size, also inside one hot key.
+Both reading lists and multiplying them out work in pieces of bounded size, also inside one hot key: what a probe
+holds in memory depends on `budget`, not on how many partners a key has.
 
 Cost: a probe of g keys into a run of r rows is O(g log(r/g)) with reads going forward only.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from plait.kernels.probe import expand, gather_ranges, product_ends
-from plait.kernels.runs import group_starts, lookup
+from plait.kernels.runs import group_starts
 from plait.query.expr import ColumnRef, columns_of
 from plait.query.observed import EdgeCount
 from plait.query.plan import ARRIVED, HASH, MASK, Emit, Key, Node, Plan, SlotColumn, Step, Store
-from plait.runtime.columns import Rows, gather, single, take, take_table
 from plait.runtime.evaluate import holds
+from plait.state.columns import Rows, gather, single, take, take_table
 from plait.state.keys import hash_key, homogeneous, null_rows, same_keys
+from plait.state.run import Run
 
 Hashes = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A sorted run that can be probed: a segment, or rows that arrived in this epoch."""
-
-    hashes: Hashes
-    table: pa.Table
 
 
 @dataclass(frozen=True)
@@ -73,6 +67,10 @@ class Partial:
         return Partial(self.hashes[rows], tuple(slot.picked(rows) for slot in self.slots))
 
 
+Hits = tuple[Run, Rows, Rows, Rows]
+"""A run, the keys that it has rows for, and their rows: from `low` to before `high`."""
+
+
 @dataclass
 class Matches:
     """Rows of one store that match each key: `counts[g]` rows for key g.
@@ -82,36 +80,77 @@ class Matches:
 
     counts: Rows
     columns: tuple[str, ...]
-    found: list[tuple[Run, Rows, Rows]] = field(default_factory=list)
+    found: list[Hits] = field(default_factory=list)
     table: pa.Table | None = None
     starts: Rows | None = None
 
+    @classmethod
+    def of(cls, keys: int, columns: tuple[str, ...], found: list[Hits]) -> Matches:
+        """The matches that runs have for a number of keys."""
+        counts = np.zeros(keys, np.int64)
+        for _, at, low, high in found:
+            counts[at] += high - low
+        return cls(counts, columns, found)
+
     def restricted(self, keys: Rows) -> Matches:
         """The matches of some keys only."""
-        return Matches(
-            self.counts[keys],
-            self.columns,
-            [(run, low[keys], high[keys]) for run, low, high in self.found],
-            self.table,
-            None if self.starts is None else self.starts[keys],
-        )
+        place = np.full(len(self.counts), -1)
+        place[keys] = np.arange(len(keys))
+        found = []
+        for run, at, low, high in self.found:
+            here = np.flatnonzero(place[at] >= 0)
+            found.append((run, place[at[here]], low[here], high[here]))
+        starts = None if self.starts is None else self.starts[keys]
+        return Matches(self.counts[keys], self.columns, found, self.table, starts)
+
+    def between(self, begin: int, end: int) -> Matches:
+        """The matches of neighbouring keys."""
+        found = []
+        for run, at, low, high in self.found:
+            a, b = np.searchsorted(at, (begin, end))
+            found.append((run, at[a:b] - begin, low[a:b], high[a:b]))
+        starts = None if self.starts is None else self.starts[begin:end]
+        return Matches(self.counts[begin:end], self.columns, found, self.table, starts)
+
+    def pieces(self, budget: float) -> list[Matches]:
+        """The matches of the only key, in pieces that weigh at most `budget` bytes."""
+        assert len(self.counts) == 1
+        zero = np.zeros(1, np.int64)
+        if self.table is not None and self.starts is not None:
+            step = max(1, int(budget / _width(self.table)))
+            ranges = _steps(0, int(self.counts[0]), step)
+            return [Matches(np.array([b - a]), self.columns, [], self.table, self.starts + a) for a, b in ranges]
+        return [
+            Matches(np.array([b - a]), self.columns, [(run, zero, np.array([a]), np.array([b]))])
+            for run, at, low, high in self.found
+            if len(at)
+            for a, b in _steps(int(low[0]), int(high[0]), max(1, int(budget / run.width)))
+        ]
+
+    def weights(self) -> npt.NDArray[np.float64]:
+        """Bytes of every key's rows, about."""
+        weights = np.zeros(len(self.counts))
+        if self.table is not None:
+            weights += self.counts * _width(self.table)
+        for run, at, low, high in self.found:
+            weights[at] += (high - low) * run.width
+        return weights
 
     def read(self) -> tuple[pa.Table, Rows]:
         """The matching rows, those of one key side by side, and where each key's rows start."""
         if self.table is None or self.starts is None:
             ends = np.cumsum(self.counts)
             self.starts = ends - self.counts
-            rows, places, tables = [], [], []
+            places: list[Rows] = []
+            picked: list[list[pa.Array]] = []
             offset = self.starts.copy()
-            for run, low, high in self.found:
-                hit = np.flatnonzero(high > low)
-                width = (high - low)[hit]
-                rows.append(gather_ranges(low[hit], high[hit]))
-                places.append(gather_ranges(offset[hit], offset[hit] + width))
-                tables.append(run.table)
-                offset[hit] += width
+            for run, at, low, high in self.found:
+                width = high - low
+                places.append(gather_ranges(offset[at], offset[at] + width))
+                picked.append(run.take(self.columns, gather_ranges(low, high)))
+                offset[at] += width
             total = int(ends[-1]) if len(ends) else 0
-            arrays = [gather([single(t.column(c)) for t in tables], rows, places, total) for c in self.columns]
+            arrays = [gather([part[i] for part in picked], places, total) for i in range(len(self.columns))]
             self.table = pa.table(arrays, names=list(self.columns))
             self.found = []
         return self.table, self.starts
@@ -146,8 +185,36 @@ class Frame:
         lists = tuple(m.restricted(keys) for m in self.lists)
         return Frame(self.base, self.hashes[keys], self.starts[keys], self.counts[keys], lists)
 
-    def expanded(self, chunk: int) -> Iterator[Partial]:
-        """All tuples, multiplied out, at most `chunk` at a time."""
+    def between(self, begin: int, end: int) -> Frame:
+        """The frame of neighbouring keys."""
+        lists = tuple(m.between(begin, end) for m in self.lists)
+        return Frame(self.base, self.hashes[begin:end], self.starts[begin:end], self.counts[begin:end], lists)
+
+    def slices(self, budget: int, lists: int) -> Iterator[Frame]:
+        """The frame in pieces, of which the last `lists` lists weigh at most `budget` bytes, even of one key."""
+        weights = sum((m.weights() for m in self.lists[-lists:]), np.zeros(len(self.hashes))) if lists else np.zeros(0)
+        if weights.sum() <= budget:
+            yield self
+            return
+        ends = np.cumsum(weights)
+        begin, before = 0, 0.0
+        while begin < len(ends):
+            end = max(begin + 1, int(np.searchsorted(ends, before + budget, side="right")))
+            piece = self.between(begin, end)
+            if ends[end - 1] - before > budget:
+                yield from piece._of_one_key(budget, lists)
+            else:
+                yield piece
+            begin, before = end, float(ends[end - 1])
+
+    def _of_one_key(self, budget: int, lists: int) -> Iterator[Frame]:
+        kept = self.lists[: len(self.lists) - lists]
+        for pieces in product(*(m.pieces(budget / lists) for m in self.lists[-lists:])):
+            # Copies: what one piece reads is not held while the next is at work.
+            yield replace(self, lists=(*kept, *(replace(piece) for piece in pieces)))
+
+    def expanded(self, chunk: int, budget: int) -> Iterator[Partial]:
+        """All tuples, multiplied out, at most `chunk` at a time, nor more than `budget` bytes of them."""
         if not self.lists and int(self.counts.sum()) == len(self.base.hashes):
             yield self.base
             return
@@ -156,11 +223,44 @@ class Frame:
         counts = np.stack([self.counts, *(m.counts for m in self.lists)])
         ends = product_ends(counts)
         total = int(ends[-1]) if len(ends) else 0
+        width = sum(_width(table) for table in (*(s.table for s in self.base.slots), *(t for t, _ in read)))
+        chunk = max(1, min(chunk, int(budget / width)))
         for begin in range(0, total, chunk):
             keys, picks = expand(starts, counts, ends, begin, min(begin + chunk, total))
             base = [slot.picked(picks[0]) for slot in self.base.slots]
             more = [Slot(table, picks[i + 1]) for i, (table, _) in enumerate(read)]
             yield Partial(self.hashes[keys], (*base, *more))
+
+
+class _Distinct:
+    """Counts keys that come sorted, in pieces: one that goes on in the next piece is one key all the same."""
+
+    def __init__(self) -> None:
+        self.last: np.uint64 | None = None
+
+    def new(self, hashes: Hashes) -> int:
+        if not len(hashes):
+            return 0
+        again = self.last is not None and bool(hashes[0] == self.last)
+        self.last = hashes[-1]
+        return len(hashes) - int(again)
+
+
+def _alive(frame: Frame, matches: Matches) -> Frame:
+    """The keys that have matches, with these as one more list."""
+    alive = np.flatnonzero(matches.counts)
+    if len(alive) < len(matches.counts):
+        frame, matches = frame.restricted(alive), matches.restricted(alive)
+    return replace(frame, lists=(*frame.lists, matches))
+
+
+def _width(table: pa.Table) -> float:
+    """Bytes of a row."""
+    return 8.0 + float(table.nbytes) / float(max(1, table.num_rows))
+
+
+def _steps(begin: int, end: int, step: int) -> list[tuple[int, int]]:
+    return [(at, min(at + step, end)) for at in range(begin, end, step)]
 
 
 @dataclass
@@ -170,6 +270,8 @@ class Prober:
     plan: Plan
     iterative: bool
     chunk: int
+    budget: int
+    """Bytes that the rows in hand may weigh, at each depth of the tree."""
     now_us: int
     runs: Callable[[Step], Sequence[Run]]
     ship: Callable[[Node, pa.Table], None]
@@ -180,28 +282,39 @@ class Prober:
         """Probes `node`'s store with the frame's keys and follows the tree from there."""
         count = self.counts.setdefault(node.id, EdgeCount())
         matches = self._look_up(node, frame, count)
-        alive = np.flatnonzero(matches.counts)
         count.lookups += len(frame.hashes)
-        count.hits += len(alive)
-        count.rows += int(matches.counts.sum())
-        if not len(alive):
+        frame = _alive(frame, matches)
+        if not len(frame.hashes):
             return
-        frame = frame.restricted(alive)
-        frame = replace(frame, lists=(*frame.lists, matches.restricted(alive)))
+        step, store = node.step, self.plan.store_by_id[node.step.store]
+        if step.filter is None and step.exact and store.ttl_us is None:
+            self._go_on(node, frame, count, _Distinct(), _Distinct())
+            return
+        hit, alive = _Distinct(), _Distinct()
+        for piece in frame.slices(self.budget, 1):
+            begun = time.perf_counter_ns()
+            *lists, hits = piece.lists
+            visible = hits.filtered(self._visible(step, store, node, piece, hits))
+            piece = _alive(replace(piece, lists=tuple(lists)), visible)
+            count.match_ns += time.perf_counter_ns() - begun
+            if len(piece.hashes):
+                self._go_on(node, piece, count, hit, alive)
+
+    def _go_on(self, node: Node, frame: Frame, count: EdgeCount, hit: _Distinct, alive: _Distinct) -> None:
+        """With the keys that found rows, which are the frame's last list."""
+        hits = hit.new(frame.hashes)
+        count.hits += hits
+        count.rows += int(frame.lists[-1].counts.sum())
         if not node.step.checks and not self.iterative:
-            count.alive += len(alive)
+            count.alive += hits
             self._follow(node, frame, count)
             return
-        last: np.uint64 | None = None
         for partial in self._expanded(frame, count):
             begun = time.perf_counter_ns()
             passing = self._passing(node.step, partial)
             grouped = self.frame(node, passing)
             count.passed += len(passing.hashes)
-            if len(grouped.hashes):
-                # A hot key goes on in the next chunk: it is one key all the same.
-                count.alive += len(grouped.hashes) - int(grouped.hashes[0] == last)
-                last = grouped.hashes[-1]
+            count.alive += alive.new(grouped.hashes)
             count.match_ns += time.perf_counter_ns() - begun
             if len(grouped.hashes):
                 self._follow(node, grouped, count)
@@ -215,7 +328,8 @@ class Prober:
 
     def _expanded(self, frame: Frame, count: EdgeCount) -> Iterator[Partial]:
         """The frame multiplied out, in chunks, counted and timed as work of the probe it follows."""
-        chunks = frame.expanded(self.chunk)
+        pieces = frame.slices(self.budget, len(frame.lists))
+        chunks = (partial for piece in pieces for partial in piece.expanded(self.chunk, self.budget))
         while True:
             begun = time.perf_counter_ns()
             partial = next(chunks, None)
@@ -246,20 +360,16 @@ class Prober:
         # Opening runs comes before the clock: it is not what a lookup costs.
         runs = self.runs(step)
         begun = time.perf_counter_ns()
-        found = [(run, *lookup(frame.hashes, run.hashes)) for run in runs]
-        counts = sum((high - low for _, low, high in found), np.zeros(len(frame.hashes), np.int64))
-        count.lookup_ns += time.perf_counter_ns() - begun
-        asked = len(frame.hashes)
-        count.runs += asked * len(runs)
-        if asked:
-            count.gallop += sum(asked * math.log2(1 + len(run.hashes) / asked) for run in runs)
+        found: list[Hits] = []
+        for run in runs:
+            at, low, high, asked, gallop = run.find(frame.hashes)
+            count.runs += asked
+            count.gallop += gallop
+            if len(at):
+                found.append((run, at, low, high))
         slot = len(frame.base.slots) + len(frame.lists)
-        matches = Matches(counts, self._columns(node, store, slot), found)
-        if not counts.any() or (step.filter is None and step.exact and store.ttl_us is None):
-            return matches
-        begun = time.perf_counter_ns()
-        matches = matches.filtered(self._visible(step, store, node, frame, matches))
-        count.match_ns += time.perf_counter_ns() - begun
+        matches = Matches.of(len(frame.hashes), self._columns(node, store, slot), found)
+        count.lookup_ns += time.perf_counter_ns() - begun
         return matches
 
     def _columns(self, node: Node, store: Store, slot: int) -> tuple[str, ...]:

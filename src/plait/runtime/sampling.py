@@ -18,10 +18,10 @@ import pyarrow as pa
 from plait.config import KEY_GROUPS
 from plait.kernels import I64, U64
 from plait.kernels.probe import gather_ranges
-from plait.kernels.runs import group_starts, lookup
+from plait.kernels.runs import group_starts
 from plait.query.observed import Sample
 from plait.query.plan import MASK
-from plait.runtime.hops import Run
+from plait.state.run import Run
 
 KEYS = 512
 """k: a success rate estimated from it is off by at most 4.4 percentage points, 19 times out of 20."""
@@ -67,12 +67,13 @@ def _rows(keys: U64, bit: int | None, runs: Sequence[Run]) -> I64:
     """Rows per key that pass a filter."""
     total = np.zeros(len(keys), np.int64)
     for run in runs:
-        low, high = lookup(keys, run.hashes)
+        at, low, high, _, _ = run.find(keys)
         if bit is None:
-            total += high - low
-        else:
-            passing = run.table.column(MASK).to_numpy()[gather_ranges(low, high)] >> bit & 1
-            total += np.bincount(np.repeat(np.arange(len(keys)), high - low)[passing == 1], minlength=len(keys))
+            total[at] += high - low
+        elif len(at):
+            (mask,) = run.take([MASK], gather_ranges(low, high))
+            passing = mask.to_numpy() >> bit & 1
+            total += np.bincount(np.repeat(at, high - low)[passing == 1], minlength=len(keys))
     return total
 
 

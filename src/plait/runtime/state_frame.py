@@ -9,9 +9,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.errors import CheckpointError
-from plait.runtime.columns import single
 from plait.state.inspect import Inspection
-from plait.state.segment import SegmentInfo, open_segment
+from plait.state.reader import open_segment
+from plait.state.segment import SegmentInfo
+
+_ROWS = 1 << 16
+"""Rows handed to Spark at a time."""
 
 
 def read_state(spark: SparkSession, checkpoint: str, stream: str, state_dir: str | None = None) -> DataFrame:
@@ -49,8 +52,10 @@ def _reader(segments_dir: str, columns: list[str]) -> Callable[[Iterable[pa.Reco
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for text in batch.column(0).to_pylist():
-                table = open_segment(segments_dir, SegmentInfo.from_json(json.loads(text))).table
-                arrays = [single(table.column(name)) for name in columns]
-                yield from pa.table(arrays, names=[f"c{i}" for i in range(len(columns))]).to_batches(1 << 16)
+                info = SegmentInfo.from_json(json.loads(text))
+                segment = open_segment(segments_dir, info)
+                for begin in range(info.first, info.first + info.rows, _ROWS):
+                    rows = segment.slice(begin, min(begin + _ROWS, info.first + info.rows)).select(columns)
+                    yield from rows.rename_columns([f"c{i}" for i in range(len(columns))]).combine_chunks().to_batches()
 
     return read

@@ -10,23 +10,25 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
 from plait.config import KEY_GROUPS
-from plait.kernels.runs import merge_order
 from plait.query.plan import ARRIVED, HASH, MASK, Emit, IngestEdge, Node, Plan, ProbeTree, Step, Store
-from plait.runtime.columns import take_table
 from plait.runtime.exchange import Inbox, Outbox
 from plait.runtime.faults import reached
-from plait.runtime.hops import Frame, Partial, Prober, Run, Slot, arrived
+from plait.runtime.hops import Frame, Partial, Prober, Slot, arrived
 from plait.runtime.results import ResultWriter
 from plait.runtime.sampling import front, key_count, passing, sampled, smallest
-from plait.state.segment import SegmentInfo, open_segment, write_segment
-from plait.state.tiers import Merge, merge_segments
+from plait.state.cache import CACHE
+from plait.state.columns import take_table
+from plait.state.reader import open_segment
+from plait.state.run import METER, MemoryRun, Run
+from plait.state.segment import SegmentInfo, new_run, write_segment
+from plait.state.tiers import PART_BYTES, Merge, merge_some
 
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -50,6 +52,10 @@ class EpochTask:
     iterative: bool
     chunk_rows: int
     sync: bool
+    memory: int = 1 << 29
+    """Bytes that this task's caches and buffers may hold."""
+    merge_share: float = 0.25
+    """How much of the task's time may go into merging."""
     sampled: frozenset[int] = frozenset()
     """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
 
@@ -66,21 +72,24 @@ def first_hop(context: EpochTask, task: int | None = None) -> TaskFunction:
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         work = _Work(context, _task_number() if task is None else task)
-        inbox = Inbox.read(batches)
+        inbox = Inbox.read(batches, work.inbox_bytes)
         work.forward(inbox.notes)
         inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
-        tables = {edge: _merged(buckets) for edge, buckets in inbox.buckets.items()}
-        for edge, table in tables.items():
-            work.append(inputs[edge], table)
-            reached("task.append", context.epoch)
-        with work.timed("probe"):
-            for tree in context.plan.trees:
-                if tree.edge in tables:
-                    work.drive(tree, tables[tree.edge])
-                    reached("task.probe", context.epoch)
-        if context.sampled and work.task == 0:
-            with work.timed("sample"):
-                work.sample(tables)
+        for number, tables in enumerate(inbox.slices(work.inbox_bytes, context.groups(work.task))):
+            work.current.clear()
+            for edge, table in tables.items():
+                work.append(inputs[edge], table)
+                reached("task.append", context.epoch)
+            with work.timed("probe"):
+                for tree in context.plan.trees:
+                    if tree.edge in tables:
+                        work.drive(tree, tables[tree.edge])
+                        reached("task.probe", context.epoch)
+            # The smallest hashes are in the first slice of the first task.
+            if context.sampled and work.task == 0 and number == 0:
+                with work.timed("sample"):
+                    work.sample(tables)
+            yield from work.outbox.batches()
         with work.timed("merge"):
             work.merge()
         yield from work.finish()
@@ -94,12 +103,14 @@ def later_hop(context: EpochTask, hop: int, task: int | None = None) -> TaskFunc
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         work = _Work(context, _task_number() if task is None else task)
-        inbox = Inbox.read(batches)
+        inbox = Inbox.read(batches, work.inbox_bytes)
         work.forward(inbox.notes)
-        with work.timed("probe"):
-            for tree in context.plan.trees:
-                for top in tree.nodes:
-                    work.continue_from(top, 1, hop, inbox)
+        for tables in inbox.slices(work.inbox_bytes, context.groups(work.task)):
+            with work.timed("probe"):
+                for tree in context.plan.trees:
+                    for top in tree.nodes:
+                        work.continue_from(top, 1, hop, tables)
+            yield from work.outbox.batches()
         yield from work.finish()
         reached("task.hop", context.epoch)
 
@@ -112,12 +123,8 @@ def _task_number() -> int:
     return context.partitionId()
 
 
-def _merged(buckets: list[pa.Table]) -> pa.Table:
-    """Sorted buckets as one sorted table."""
-    if len(buckets) == 1:
-        return buckets[0]
-    order = merge_order([bucket.column(HASH).to_numpy() for bucket in buckets])
-    return take_table(pa.concat_tables(buckets).combine_chunks(), order)
+_IDLE_MERGE_SECONDS = 0.05
+"""Merging that is allowed even in an epoch that does nothing else."""
 
 
 @dataclass
@@ -126,7 +133,6 @@ class _Work:
 
     context: EpochTask
     task: int
-    outbox: Outbox = field(default_factory=Outbox)
     current: dict[str, list[Run]] = field(default_factory=dict)
     writers: dict[str, ResultWriter] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -135,10 +141,25 @@ class _Work:
 
     def __post_init__(self) -> None:
         context = self.context
+        # How `Config.memory_limit` is shared out: half for blocks read before, a quarter for what has arrived, the
+        # rest for what is being joined, sent and merged.
+        CACHE.resize(context.memory // 2)
+        self.inbox_bytes = context.memory // 4
+        self.outbox = Outbox(limit=context.memory // 16)
         self.prober = Prober(
-            context.plan, context.iterative, context.chunk_rows, context.clock_us, self.runs, self.ship, self.emit
+            context.plan,
+            context.iterative,
+            context.chunk_rows,
+            context.memory // 16,
+            context.clock_us,
+            self.runs,
+            self.ship,
+            self.emit,
         )
         self._opened: dict[str, list[Run]] = {}
+        self._new_runs: dict[str, str] = {}
+        self._begun = time.perf_counter()
+        self._metered = replace(METER)
 
     def timed(self, name: str) -> _Timer:
         return _Timer(self.seconds, name)
@@ -164,8 +185,17 @@ class _Work:
         hashes = table.column(HASH).to_numpy()
         rows = table.select(_stored_columns(store))
         with self.timed("append"):
-            info = write_segment(context.state_dir, store, rows, hashes, epoch=context.epoch, tier=0, sync=context.sync)
-        self.current.setdefault(store.id, []).append(Run(hashes, rows))
+            info = write_segment(
+                context.state_dir,
+                store,
+                rows,
+                hashes,
+                epoch=context.epoch,
+                tier=0,
+                sync=context.sync,
+                run=self._new_runs.setdefault(store.id, new_run()),
+            )
+        self.current.setdefault(store.id, []).append(MemoryRun(hashes, rows))
         self.outbox.note(self.task, kind="segment", info=info.to_json())
 
     def drive(self, tree: ProbeTree, table: pa.Table) -> None:
@@ -182,13 +212,12 @@ class _Work:
         done["seconds"] += time.perf_counter() - begun
         done["rows"] += sum(writer.rows for writer in self.writers.values()) - before
 
-    def continue_from(self, node: Node, slots: int, hop: int, inbox: Inbox) -> None:
+    def continue_from(self, node: Node, slots: int, hop: int, tables: Mapping[int, pa.Table]) -> None:
         """Finds the nodes at which tuples of this hop arrive and goes on from there."""
-        if node.step.hop == hop and node.id in inbox.buckets:
-            partial = arrived(_merged(inbox.buckets[node.id]), slots)
-            self._visit_all((node,), partial)
+        if node.step.hop == hop and node.id in tables:
+            self._visit_all((node,), arrived(tables[node.id], slots))
         for child in node.children:
-            self.continue_from(child, slots + 1, hop, inbox)
+            self.continue_from(child, slots + 1, hop, tables)
 
     def _visit_all(self, nodes: tuple[Node, ...], base: Partial) -> None:
         frame: Frame | None = None
@@ -230,8 +259,7 @@ class _Work:
         self.outbox.note(self.task, kind="keys", keys=counts)
 
     def _open(self, info: SegmentInfo) -> Run:
-        segment = open_segment(self.context.state_dir, info, self.context.verified_dir)
-        return Run(segment.hashes, segment.table)
+        return open_segment(self.context.state_dir, info, self.context.verified_dir)
 
     def ship(self, node: Node, table: pa.Table) -> None:
         self.outbox.ship(node.id, table, self.context.tasks)
@@ -247,12 +275,15 @@ class _Work:
             writer.write(emit, partial)
 
     def merge(self) -> None:
-        """Compaction the driver gave to this task."""
+        """Compaction the driver gave to this task, as far as its share of the task's time goes."""
         context = self.context
+        begun = time.perf_counter()
+        share = context.merge_share / (1 - context.merge_share)
+        until = begun + max(_IDLE_MERGE_SECONDS, share * (begun - self._begun))
         for merge in context.merges:
             if merge.task != self.task:
                 continue
-            info = merge_segments(
+            done = merge_some(
                 context.state_dir,
                 context.plan.store_by_id[merge.store],
                 merge,
@@ -261,14 +292,14 @@ class _Work:
                 now_us=context.clock_us,
                 sync=context.sync,
                 verified_dir=context.verified_dir,
+                part_bytes=min(PART_BYTES, context.memory // 32),
+                more=lambda: time.perf_counter() < until,
             )
-            self.outbox.note(
-                self.task,
-                kind="merge",
-                info=None if info is None else info.to_json(),
-                removed=[old.path for old in merge.inputs],
-            )
+            added = [info.to_json() for info in done.added]
+            self.outbox.note(self.task, kind="merge", added=added, removed=done.removed, written=done.written)
             reached("task.merge", context.epoch)
+            if time.perf_counter() >= until:
+                break
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Closes the results and hands everything to Spark."""
@@ -279,7 +310,9 @@ class _Work:
                 self.task, kind="result", query=query, rows=writer.rows, file=None if file is None else asdict(file)
             )
         edges = {str(node): asdict(count) for node, count in self.prober.counts.items()}
-        self.outbox.note(self.task, kind="work", edges=edges, seconds=self.seconds, driven=self.driven)
+        reads = METER.since(self._metered)
+        work = {"edges": edges, "seconds": self.seconds, "driven": self.driven, "reads": reads}
+        self.outbox.note(self.task, kind="work", **work)
         yield from self.outbox.batches()
 
 

@@ -30,9 +30,8 @@ from urllib.parse import unquote, urlsplit
 from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, PlaitError, StorageError
 from plait.state import files
-from plait.state.files import TEMPORARY, make_directory, storage_error
-from plait.state.manifest import FORMAT, LiveState, ManifestLog, refuse_newer, seal, unseal
-from plait.state.segment import RESTORE
+from plait.state.files import RESTORE, TEMPORARY, make_directory, storage_error
+from plait.state.manifest import FORMAT, LiveState, ManifestLog, refuse_newer, refuse_older, seal, unseal
 
 _FOLDERS = ("log", "receipts", "results", "fence", "spark")
 
@@ -157,6 +156,7 @@ class Checkpoint:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptionError("CHECKPOINT_CORRUPT", f"{path} cannot be understood: {error}", RESTORE) from error
         refuse_newer(found, path)
+        refuse_older(found, path)
         return name
 
     def _take_lock(self) -> int:

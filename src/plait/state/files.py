@@ -16,6 +16,8 @@ from plait.errors import StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+RESTORE = "restore the file from a backup, or restart from an earlier copy of the checkpoint"
+
 TEMPORARY = ".tmp-"
 """How the names of files that are still being written begin."""
 

@@ -25,7 +25,8 @@ from plait.kernels.runs import group_starts
 from plait.state import files
 from plait.state.checkpoint import Checkpoint, local_path
 from plait.state.manifest import LiveState, Manifest
-from plait.state.segment import SegmentInfo, open_segment
+from plait.state.reader import open_segment
+from plait.state.segment import SegmentInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ class Inspection:
             "keys": (info.keys, len(group_starts(hashes)) - 1),
             "ascending": (True, bool(np.all(hashes[1:] >= hashes[:-1]))),
             "key groups": ((info.lo_group, info.hi_group), _groups(hashes)),
-            "columns": (columns, [c for c in segment.table.column_names if not c.startswith("#")]),
+            "columns": (columns, [c for c in segment.slice(info.first, info.first + 1).column_names if c[0] != "#"]),
         }
         for what, (said, found) in claims.items():
             if said != found:

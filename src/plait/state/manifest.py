@@ -23,11 +23,11 @@ from typing import Any
 import xxhash
 
 from plait.errors import CheckpointError, CorruptionError
-from plait.state.files import numbered, read_file, replace_file, unlink_older
+from plait.state.files import RESTORE, numbered, read_file, replace_file, unlink_older
 from plait.state.files import put_if_absent as put_if_absent
-from plait.state.segment import RESTORE, SegmentInfo
+from plait.state.segment import SegmentInfo
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Manifest:
     max_event_ms: dict[str, int]
     added: tuple[SegmentInfo, ...]
     removed: tuple[str, ...]
-    """Paths."""
+    """Paths of segments that were live before this epoch; one that is in `added` too goes on as that says."""
     results: tuple[ResultFile, ...]
     rows_in: dict[str, int]
     rows_late: dict[str, int]
@@ -101,7 +101,8 @@ class LiveState:
         else:
             gone = set(manifest.removed)
             before = (info for infos in self.segments.values() for info in infos)
-            alive = [info for info in (*before, *manifest.added) if info.path not in gone]
+            # A segment that a merge has eaten into is removed as it was and added as it is.
+            alive = [*(info for info in before if info.path not in gone), *manifest.added]
         segments: dict[str, list[SegmentInfo]] = {}
         for info in alive:
             segments.setdefault(info.store, []).append(info)
@@ -232,8 +233,7 @@ def unseal(kind: str, data: bytes, where: str, code: str) -> dict[str, Any]:
     if words[2] != xxhash.xxh3_128_hexdigest(body).encode():
         raise CorruptionError(code, f"the bytes of {where} are not those that were written", RESTORE)
     refuse_newer(int(words[1]), where)
-    if words[1] != str(FORMAT).encode():
-        raise CorruptionError(code, f"{where} says format {int(words[1])}, which never was", RESTORE)
+    refuse_older(int(words[1]), where)
     value: dict[str, Any] = json.loads(body)
     return value
 
@@ -245,4 +245,14 @@ def refuse_newer(found: int, where: str) -> None:
             "FORMAT_NEWER",
             f"{where} has format {found}; this version of plait reads formats up to {FORMAT}",
             "upgrade plait",
+        )
+
+
+def refuse_older(found: int, where: str) -> None:
+    """Raise if `where` is of a format that this version no longer reads."""
+    if found < FORMAT:
+        raise CheckpointError(
+            "FORMAT_OLDER",
+            f"{where} has format {found}; this version of plait reads format {FORMAT}",
+            "finish with the version that wrote it, or start on a new checkpoint",
         )

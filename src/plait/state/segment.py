@@ -1,15 +1,14 @@
 """A segment: an immutable file of rows sorted by the hash of their store's key.  One file, written once.
 
-Contract.  An Arrow IPC file, uncompressed, HASH column first, one record batch, so that a memory map gives
-zero-copy arrays.  Its name is new for every attempt and holds nothing a user typed; only what a manifest names
-exists.  The xxh3-128 of its bytes lives in its `SegmentInfo`, hence in the manifest, and is checked *before* the
-bytes are parsed, because Arrow does not notice flipped bits.
+Contract.  A *flat* segment is an Arrow IPC file, uncompressed, HASH column first, one record batch, so that a memory
+map gives zero-copy arrays; `state/deep.py` has the format for what does not fit memory.  A segment's name is new for
+every attempt and holds nothing a user typed; only what a manifest names exists.  Its xxh3-128 lives in its
+`SegmentInfo`, hence in the manifest, and is checked *before* the bytes are parsed, because Arrow does not notice
+flipped bits (`state/reader.py`).
 
-Invariant.  `open_segment` returns exactly the rows that were written, or raises.
+A *run* is one segment or several that follow each other in hash order: merges write their result piece by piece.
 
-Cost.  Writing: one pass, hashing on the way.  Opening: one pass over the file the first time a host sees it (with
-`verified_dir`), else microseconds; rows are read from disk as they are touched.  A process keeps the last 4096
-segments mapped; those deleted meanwhile are let go from time to time, so that their disk space is.
+Cost.  Writing: one pass, hashing on the way.
 """
 
 from __future__ import annotations
@@ -18,25 +17,22 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import threading
 import uuid
-from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from plait.errors import CorruptionError, StorageError
 from plait.kernels import U64
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.plan import ARRIVED, HASH, Store
 from plait.state.files import make_directory, storage_error, sync_directory
-from plait.state.keys import homogeneous
-
-RESTORE = "restore the file from a backup, or restart from an earlier copy of the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +43,34 @@ class SegmentInfo:
     path: str
     epoch: int
     tier: int
+    run: str
+    """The run it is a piece of."""
     rows: int
     keys: int
     bytes: int
+    """Of the whole file."""
     checksum: str
     lo_group: int
     hi_group: int
     min_time: int | None
     max_time: int | None
     max_arrived: int | None
-    homogeneous: bool
+    first: int = 0
+    """Rows at the front that a merge has taken over: they are no longer part of the segment."""
+    into: str | None = None
+    """The run that it is being merged into."""
+    meta: int = 0
+    """Where the part that `checksum` covers begins: 0 in a flat segment, behind the blocks in a deep one."""
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the rows that are still part of it, about."""
+        return self.bytes * self.rows // (self.first + self.rows)
+
+    @property
+    def deep(self) -> bool:
+        """Whether its rows lie in compressed blocks."""
+        return self.path.endswith(".deep")
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value; `from_json` gives the info back."""
@@ -68,56 +82,91 @@ class SegmentInfo:
         return SegmentInfo(**value)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """An open segment: hashes and rows, both views of the memory map."""
-
-    info: SegmentInfo
-    hashes: U64
-    table: pa.Table
-    """All columns but HASH."""
-
-
-class _Tee:
+class Tee:
     """A file for Arrow to write to, which hashes and counts what passes."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest, self.size, self.closed = file, xxhash.xxh3_128(), 0, False
+        self.file, self.size, self.closed = file, 0, False
+        self.digest: Any = xxhash.xxh3_128()
 
     def write(self, data: Any) -> int:
+        """Arrow's call."""
         self.digest.update(data)
         self.file.write(data)
         self.size += len(data)
         return len(data)
 
     def flush(self) -> None:
+        """Arrow's call."""
         self.file.flush()
 
     def close(self) -> None:
+        """Arrow's call; the file stays open."""
         self.closed = True
 
 
-def write_segment(
-    state_dir: str, store: Store, table: pa.Table, hashes: U64, *, epoch: int, tier: int, sync: bool
-) -> SegmentInfo:
-    """Write `table`, already sorted by `hashes`, as a new segment of `store`."""
-    rows = len(hashes)
-    assert rows > 0, "a segment without rows is never written"
-    # A store that keeps nothing but the hash has tables without columns, and Arrow does not count their rows.
-    assert not table.num_columns or table.num_rows == rows, f"{table.num_rows} rows but {rows} hashes"
-    columns = [pa.chunked_array([pa.array(hashes, pa.uint64())]), *table.combine_chunks().columns]
-    # Plain fields: segments of one store must agree in schema, whatever their rows came from.
-    schema = pa.schema([pa.field(n, c.type) for n, c in zip([HASH, *table.column_names], columns, strict=True)])
+class Summary:
+    """What a `SegmentInfo` says of rows, gathered while they are written."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.rows = self.keys = 0
+        self.ends: list[np.uint64] = []
+        self.times: tuple[int | None, int | None] = (None, None)
+        self.max_arrived: int | None = None
+
+    def add(self, hashes: U64, table: pa.Table) -> None:
+        """Takes in rows that follow those before in hash order."""
+        again = bool(self.ends) and self.ends[-1] == hashes[0]
+        self.rows += len(hashes)
+        self.keys += len(group_starts(hashes)) - 1 - int(again)
+        self.ends = [self.ends[0] if self.ends else hashes[0], hashes[-1]]
+        low, high = _bounds(table, self.store.time_column)
+        self.times = (_least(self.times[0], low, min), _least(self.times[1], high, max))
+        self.max_arrived = _least(self.max_arrived, _bounds(table, ARRIVED)[1], max)
+
+    def info(self, path: str, tee: Tee, *, epoch: int, tier: int, run: str, meta: int = 0) -> SegmentInfo:
+        """The description of a file with these rows."""
+        groups = key_group(np.array(self.ends, np.uint64))
+        return SegmentInfo(
+            store=self.store.id,
+            path=path,
+            epoch=epoch,
+            tier=tier,
+            run=run,
+            rows=self.rows,
+            keys=self.keys,
+            bytes=tee.size,
+            checksum=tee.digest.hexdigest(),
+            lo_group=int(groups[0]),
+            hi_group=int(groups[1]) + 1,
+            min_time=self.times[0],
+            max_time=self.times[1],
+            max_arrived=self.max_arrived,
+            meta=meta,
+        )
+
+
+def new_run() -> str:
+    """A name for a run that no other has."""
+    return uuid.uuid4().hex[:16]
+
+
+def new_path(store: Store, kind: str) -> str:
+    """A name for a file that no other has, below the state directory."""
     folder = hashlib.sha256(store.id.encode()).hexdigest()[:16]
-    path = f"{folder}/{uuid.uuid4().hex}.arrow"
+    return f"{folder}/{uuid.uuid4().hex}.{kind}"
+
+
+@contextmanager
+def writing(state_dir: str, path: str, sync: bool) -> Iterator[Tee]:
+    """A new file that exists, durably if asked, when the block ends well, and not at all when it does not."""
     full = os.path.join(state_dir, path)
     try:
         make_directory(os.path.dirname(full), sync)
         try:
             with open(full, "xb") as file:
-                tee = _Tee(file)
-                with pa.ipc.new_file(pa.PythonFile(tee, mode="w"), schema) as writer:
-                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                yield Tee(file)
                 file.flush()
                 if sync:
                     os.fsync(file.fileno())
@@ -126,28 +175,39 @@ def write_segment(
                 sync_directory(os.path.dirname(full))
                 sync_directory(state_dir)
         except BaseException:
-            _remove(full)
+            # The error that led here is the one to report; garbage collection finds the rest.
+            with contextlib.suppress(OSError):
+                os.unlink(full)
             raise
     except OSError as error:
         raise storage_error("STATE", full, error) from error
-    low, high = _bounds(table, store.time_column)
-    groups = key_group(hashes[[0, -1]])
-    return SegmentInfo(
-        store=store.id,
-        path=path,
-        epoch=epoch,
-        tier=tier,
-        rows=rows,
-        keys=len(group_starts(hashes)) - 1,
-        bytes=tee.size,
-        checksum=tee.digest.hexdigest(),
-        lo_group=int(groups[0]),
-        hi_group=int(groups[1]) + 1,
-        min_time=low,
-        max_time=high,
-        max_arrived=_bounds(table, ARRIVED)[1],
-        homogeneous=homogeneous(table, hashes, store.key),
-    )
+
+
+def write_segment(
+    state_dir: str,
+    store: Store,
+    table: pa.Table,
+    hashes: U64,
+    *,
+    epoch: int,
+    tier: int,
+    sync: bool,
+    run: str | None = None,
+) -> SegmentInfo:
+    """Write `table`, already sorted by `hashes`, as a new flat segment of `store`."""
+    rows = len(hashes)
+    assert rows > 0, "a segment without rows is never written"
+    # A store that keeps nothing but the hash has tables without columns, and Arrow does not count their rows.
+    assert not table.num_columns or table.num_rows == rows, f"{table.num_rows} rows but {rows} hashes"
+    columns = [pa.chunked_array([pa.array(hashes, pa.uint64())]), *table.combine_chunks().columns]
+    # Plain fields: segments of one store must agree in schema, whatever their rows came from.
+    schema = pa.schema([pa.field(n, c.type) for n, c in zip([HASH, *table.column_names], columns, strict=True)])
+    path = new_path(store, "arrow")
+    with writing(state_dir, path, sync) as tee, pa.ipc.new_file(pa.PythonFile(tee, mode="w"), schema) as writer:
+        writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+    summary = Summary(store)
+    summary.add(hashes, table)
+    return summary.info(path, tee, epoch=epoch, tier=tier, run=run or new_run())
 
 
 def microseconds(column: Any) -> Any:
@@ -164,118 +224,7 @@ def _bounds(table: pa.Table, name: str | None) -> tuple[int | None, int | None]:
     return found["min"], found["max"]
 
 
-def _remove(path: str) -> None:
-    # The error that led here is the one to report; garbage collection finds the rest.
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
-CACHED = 4096
-_SWEEP = 256
-_Identity = tuple[int, int, int]
-_open: OrderedDict[tuple[str, str], tuple[_Identity, Segment]] = OrderedDict()
-_opened = 0
-_lock = threading.Lock()
-
-
-def open_segment(state_dir: str, info: SegmentInfo, verified_dir: str | None = None) -> Segment:
-    """Map a segment into memory; its bytes are checked once per process, or per host where `verified_dir` is given."""
-    full = os.path.join(state_dir, info.path)
-    identity = _identity(full, info)
-    key = (state_dir, info.path)
-    with _lock:
-        cached = _open.get(key)
-        if cached is not None and cached[0] == identity and cached[1].info.checksum == info.checksum:
-            _open.move_to_end(key)
-            return cached[1]
-    segment = _map(full, info, identity, verified_dir)
-    with _lock:
-        _keep(key, identity, segment)
-        sweep = _opened % _SWEEP == 0
-    if sweep and verified_dir is not None:
-        _sweep_markers(state_dir, verified_dir)
-    return segment
-
-
-def _identity(full: str, info: SegmentInfo) -> _Identity:
-    """Inode, time and size: what tells whether a file still is the one that was verified."""
-    try:
-        found = os.stat(full)
-    except (FileNotFoundError, NotADirectoryError):
-        raise CorruptionError("SEGMENT_MISSING", f"segment {full} of epoch {info.epoch} is gone", RESTORE) from None
-    except OSError as error:
-        raise _unreadable(full, error) from error
-    if found.st_size != info.bytes:
-        raise CorruptionError(
-            "SEGMENT_TRUNCATED", f"segment {full} has {found.st_size} bytes instead of {info.bytes}", RESTORE
-        )
-    return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _map(full: str, info: SegmentInfo, identity: _Identity, verified_dir: str | None) -> Segment:
-    try:
-        with pa.memory_map(full) as file:
-            content = file.read_buffer()
-    except OSError as error:
-        raise _unreadable(full, error) from error
-    mark = f"{info.checksum} {' '.join(map(str, identity))}"
-    marker = None if verified_dir is None else os.path.join(verified_dir, info.path.replace("/", "-"))
-    if marker is None or _read_marker(marker) != mark:
-        if content.size != info.bytes or xxhash.xxh3_128_hexdigest(content) != info.checksum:
-            raise CorruptionError("SEGMENT_CORRUPT", f"the bytes of segment {full} are not those committed", RESTORE)
-        if marker is not None:
-            _write_marker(marker, mark)
-    table = pa.ipc.open_file(content).read_all()
-    hashes = table.column(HASH)
-    # Columns beyond 2 GB of text do not fit one batch; then, and only then, this copies.
-    array = hashes.chunk(0) if hashes.num_chunks == 1 else hashes.combine_chunks()
-    return Segment(info, array.to_numpy(), table.drop_columns([HASH]))
-
-
-def _unreadable(full: str, error: OSError) -> StorageError:
-    return StorageError(
-        "STATE_UNREADABLE",
-        f"segment {full} cannot be read: {error.strerror or error}",
-        "check the disk and the permissions of the state directory, then restart",
-    )
-
-
-def _keep(key: tuple[str, str], identity: _Identity, segment: Segment) -> None:
-    global _opened
-    _open[key] = (identity, segment)
-    _open.move_to_end(key)
-    _opened += 1
-    while len(_open) > CACHED:
-        _open.popitem(last=False)
-    if _opened % _SWEEP == 0:
-        for gone in [k for k in _open if not os.path.exists(os.path.join(*k))]:
-            del _open[gone]
-
-
-def _read_marker(path: str) -> str | None:
-    """What a marker says, if nobody else can have written it."""
-    try:
-        folder = os.lstat(os.path.dirname(path))
-        if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
-            return None
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return None
-
-
-def _write_marker(path: str, text: str) -> None:
-    """A marker that cannot be written costs a second verification, nothing else."""
-    with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(f"{path}.{os.getpid()}", "w") as file:
-            file.write(text)
-        os.replace(f"{path}.{os.getpid()}", path)
-
-
-def _sweep_markers(state_dir: str, verified_dir: str) -> None:
-    """Remove the markers of segments that are gone."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(verified_dir):
-            if not os.path.exists(os.path.join(state_dir, name.replace("-", "/", 1))):
-                os.unlink(os.path.join(verified_dir, name))
+def _least(a: int | None, b: int | None, choose: Any) -> int | None:
+    """The least, or the greatest, of what there is."""
+    known = [value for value in (a, b) if value is not None]
+    return choose(known) if known else None

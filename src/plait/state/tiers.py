@@ -1,14 +1,20 @@
 """Tiers: how many runs a store has, and which rows in them can still be reached.
 
 Contract.  Every epoch appends runs of tier 0.  A *lane* is the share of a store that one task owns; when a lane has
-`fan_in` runs of a tier, all of them are merged into one run of the next (tiered compaction; paper 002's LSM).
+`fan_in` runs of a tier, all of them are merged into one of the next (tiered compaction; paper 002's LSM).  A merge goes
+on from epoch to epoch: each takes as much of it as its time allows, from the lowest hashes up.  What is merged lies
+in new segments of the next tier's run; what is not is still in the old ones, which are trimmed from the front
+(`SegmentInfo.first`).  Every row is in exactly one live segment at any commit.
 
-Invariant.  After settling, a lane has at most fan_in − 1 runs of each tier, hence O(fan_in · log n) runs after n
-epochs — plus *full* runs, which are never merged again: those above MERGE_BYTES / fan_in, so that a merge fits
-memory however large the state.  A full run holds neighbouring epochs, so it expires as a whole.
+Invariant.  With merges keeping up, a lane has at most fan_in − 1 runs of each tier that rest, and fan_in that are
+being merged: O(fan_in · log n) runs after n epochs.  If they do not keep up, runs pile up, probing takes longer, and
+so does the time that merging may take: it catches up by itself.
 
-Cost.  A row is rewritten once per tier, O(log n) times at most.  A merge is linear in its rows and holds its output
-in memory, at most MERGE_BYTES.  Expired rows are dropped while merging; expired segments without being read.
+Cost.  A row is rewritten once per tier, O(log n) times at most.  A merge holds a part in memory, some megabytes,
+however large the runs are.  Space: a merged segment is given up as soon as all of it is taken over, so a merge of
+hundreds of gigabytes needs some megabytes of extra space.  Expired rows are dropped while merging, expired segments
+without being read; a run spans at most about the time its rows live, so at most about as many expired rows are
+kept as live ones.
 
 Rows are unreachable when the watermark has passed their event time by `Store.keep_us`, or when their TTL is over.
 A row without event time is in no window, so it is dropped with the rest.
@@ -16,65 +22,118 @@ A row without event time is in no window, so it is dropped with the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from plait.config import KEY_GROUPS
-from plait.kernels import Flags
-from plait.kernels.runs import merge_order
+from plait.kernels import U64, Flags
+from plait.kernels.hashing import key_group
+from plait.kernels.runs import group_starts, merge_order
 from plait.query.plan import ARRIVED, Store
-from plait.state.segment import SegmentInfo, microseconds, open_segment, write_segment
+from plait.state.columns import take_table
+from plait.state.deep import writing_deep
+from plait.state.reader import open_segment
+from plait.state.run import Run
+from plait.state.segment import SegmentInfo, microseconds, write_segment
 
-MERGE_BYTES = 1 << 30
-"""The most that one merge reads, and so what it needs in memory."""
+SEGMENT_BYTES = 32 << 20
+"""Where a merge ends one segment and begins the next."""
+
+PART_BYTES = 8 << 20
+"""Rows that a merge takes in at a time."""
+
+DEEP_TIER = 2
+"""From here on runs are written as deep segments, if the state is above `Config.compress_above`."""
 
 
 @dataclass(frozen=True)
 class Merge:
-    """Work for one task: the runs to merge, and the tier of the result."""
+    """Work for one task: the segments to merge, and the run and tier of the result."""
 
     store: str
     inputs: tuple[SegmentInfo, ...]
     tier: int
+    into: str
     task: int
+    deep: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """What is left to merge."""
+        return sum(info.live_bytes for info in self.inputs)
 
 
-def lane(info: SegmentInfo, tasks: int) -> int:
-    """The task that owns the middle of a segment's key groups."""
-    middle = (info.lo_group + info.hi_group) // 2
+def lane(infos: Iterable[SegmentInfo], tasks: int) -> int:
+    """The task that owns the middle of a run's key groups."""
+    groups = [(info.lo_group, info.hi_group) for info in infos]
+    middle = (min(low for low, _ in groups) + max(high for _, high in groups)) // 2
     # The largest t with t·1024 // tasks ≤ middle.
     return ((middle + 1) * tasks - 1) // KEY_GROUPS
 
 
-def choose_merges(live: Mapping[str, Sequence[SegmentInfo]], fan_in: int, tasks: int) -> tuple[Merge, ...]:
-    """The merges due now: a pure function of what is live, the same in whatever order it is listed."""
+def choose_merges(
+    live: Mapping[str, Sequence[SegmentInfo]], fan_in: int, tasks: int, compress_above: float = float("inf")
+) -> tuple[Merge, ...]:
+    """The merges to work on now, those of the lowest tiers first: what was begun goes on, what is due begins.
+
+    A pure function of what is live, the same in whatever order it is listed.
+    """
+    deep = sum(info.live_bytes for infos in live.values() for info in infos) > compress_above
     merges: list[Merge] = []
     for store in sorted(live):
-        lanes: dict[tuple[int, int], list[SegmentInfo]] = {}
-        for info in sorted(live[store], key=lambda i: (i.epoch, i.path)):
-            if info.bytes <= MERGE_BYTES // fan_in:
-                lanes.setdefault((lane(info, tasks), info.tier), []).append(info)
-        for (task, tier), runs in sorted(lanes.items(), key=lambda item: item[0]):
-            if len(runs) >= fan_in:
-                merges += [Merge(store, group, tier + 1, task) for group in _groups(runs) if len(group) > 1]
-    return tuple(merges)
+        for inputs in [*_begun(live[store]), *_due(live[store], fan_in, tasks)]:
+            tier = inputs[0].tier + 1
+            into = inputs[0].into or _name(inputs)
+            merges.append(Merge(store, inputs, tier, into, lane(inputs, tasks), deep and tier >= DEEP_TIER))
+    return tuple(sorted(merges, key=lambda m: (m.tier, m.inputs[0].epoch, m.store, m.task)))
 
 
-def _groups(runs: Sequence[SegmentInfo]) -> list[tuple[SegmentInfo, ...]]:
-    """Neighbours together, as many as MERGE_BYTES allows: nearly always one group."""
-    groups: list[list[SegmentInfo]] = [[]]
-    size = 0
-    for info in runs:
-        size += info.bytes
-        if size > MERGE_BYTES:
-            groups.append([])
-            size = info.bytes
-        groups[-1].append(info)
-    return [tuple(group) for group in groups]
+def _begun(infos: Sequence[SegmentInfo]) -> list[tuple[SegmentInfo, ...]]:
+    going: dict[str, list[SegmentInfo]] = {}
+    for info in sorted(infos, key=_age):
+        if info.into is not None:
+            going.setdefault(info.into, []).append(info)
+    return [tuple(inputs) for inputs in going.values()]
+
+
+def _due(infos: Sequence[SegmentInfo], fan_in: int, tasks: int) -> list[tuple[SegmentInfo, ...]]:
+    growing = {info.into for info in infos}
+    runs: dict[str, list[SegmentInfo]] = {}
+    for info in sorted(infos, key=_age):
+        if info.into is None and info.run not in growing:
+            runs.setdefault(info.run, []).append(info)
+    lanes: dict[tuple[int, int], list[list[SegmentInfo]]] = {}
+    for pieces in runs.values():
+        lanes.setdefault((lane(pieces, tasks), pieces[0].tier), []).append(pieces)
+    return [tuple(i for pieces in found for i in pieces) for found in lanes.values() if len(found) >= fan_in]
+
+
+def _age(info: SegmentInfo) -> tuple[int, str]:
+    return info.epoch, info.path
+
+
+def _name(inputs: Sequence[SegmentInfo]) -> str:
+    """The run that these become: the same whoever asks."""
+    return hashlib.sha256(" ".join(sorted(i.run for i in inputs)).encode()).hexdigest()[:16]
+
+
+def runs_per_lookup(infos: Iterable[SegmentInfo]) -> float:
+    """Read amplification: the runs that a lookup goes through, averaged over the key groups that have any."""
+    covering = np.zeros(KEY_GROUPS, np.int64)
+    runs: dict[str, list[SegmentInfo]] = {}
+    for info in infos:
+        runs.setdefault(info.run, []).append(info)
+    for pieces in runs.values():
+        covered = np.zeros(KEY_GROUPS, np.bool_)
+        for info in pieces:
+            covered[info.lo_group : info.hi_group] = True
+        covering += covered
+    return float(covering[covering > 0].mean()) if covering.any() else 0.0
 
 
 def expired(info: SegmentInfo, store: Store, watermark_ms: int | None, now_us: int) -> bool:
@@ -107,7 +166,38 @@ def _above(column: Any, bound: int) -> Flags:
     return above
 
 
-def merge_segments(
+@dataclass
+class Merged:
+    """What one epoch has done of a merge."""
+
+    added: list[SegmentInfo] = field(default_factory=list)
+    """New segments, and old ones that have lost rows at the front."""
+    removed: list[str] = field(default_factory=list)
+    written: int = 0
+    """Bytes."""
+
+
+@dataclass
+class _Source:
+    """An input, and how far it is merged: row `at` is the next."""
+
+    info: SegmentInfo
+    run: Run
+    at: int
+    end: int
+
+    def hash(self, row: int) -> int:
+        return int(self.run.hashes[row - self.run.first])
+
+    def below(self, cut: int | None, most: int) -> int:
+        """The first row from `at` on with a hash not below `cut`, which is at most `most` rows away."""
+        if cut is None:
+            return self.end
+        begin = self.at - self.run.first
+        return self.at + int(np.searchsorted(self.run.hashes[begin : begin + most + 1], np.uint64(cut)))
+
+
+def merge_some(
     state_dir: str,
     store: Store,
     merge: Merge,
@@ -117,22 +207,132 @@ def merge_segments(
     now_us: int,
     sync: bool,
     verified_dir: str | None = None,
+    part_bytes: int = PART_BYTES,
+    more: Callable[[], bool] = lambda: True,
+) -> Merged:
+    """Goes on with a merge as long as there are rows and `more()` says so, without the rows that have expired.
+
+    At least one part is merged.  `more` is asked between parts.
+    """
+    done = Merged()
+    sources: list[_Source] = []
+    for info in merge.inputs:
+        if expired(info, store, watermark_ms, now_us):
+            done.removed.append(info.path)
+        else:
+            run = open_segment(state_dir, info, verified_dir)
+            sources.append(_Source(info, run, info.first, info.first + info.rows))
+    parts = _parts(sources, lambda table: live_rows(table, store, watermark_ms, now_us), part_bytes, more)
+    while (segment := _write(state_dir, store, merge, parts, epoch, sync)) is not None:
+        done.added.append(segment)
+        done.written += segment.bytes
+    for source in sources:
+        done.removed.append(source.info.path)
+        if source.at < source.end:
+            done.added.append(_trimmed(source, merge.into))
+    return done
+
+
+def _trimmed(source: _Source, into: str) -> SegmentInfo:
+    info = source.info
+    taken = source.run.hashes[: source.at - info.first]
+    return replace(
+        info,
+        first=source.at,
+        rows=source.end - source.at,
+        keys=info.keys - (len(group_starts(taken)) - 1),
+        lo_group=int(key_group(np.array([source.hash(source.at)], np.uint64))[0]),
+        into=into,
+    )
+
+
+_Part = tuple[U64, pa.Table, bool]
+"""Sorted hashes, their rows, and whether the next part begins with another hash."""
+
+
+def _parts(
+    sources: Sequence[_Source], alive: Callable[[pa.Table], Flags | None], part_bytes: int, more: Callable[[], bool]
+) -> Iterator[_Part]:
+    """The merged rows from the lowest hash up.  When a part is asked for, those before are done with."""
+    begun = False
+    while active := [s for s in sources if s.at < s.end]:
+        if begun and not more():
+            return
+        begun = True
+        left = sum(s.end - s.at for s in active)
+        width = sum(s.run.width * (s.end - s.at) for s in active) / left
+        rows = max(64, int(part_bytes / width))
+        # Each source gives its share of rows; the hash that the first of them reaches is where all are cut.
+        quotas = {id(s): max(16, rows * (s.end - s.at) // left) for s in active}
+        reached = [s.hash(s.at + quotas[id(s)]) for s in active if s.at + quotas[id(s)] < s.end]
+        cut = min(reached, default=None)
+        lowest = min(s.hash(s.at) for s in active)
+        if cut is None or cut > lowest:
+            ends = [s.below(cut, quotas[id(s)]) for s in active]
+            yield from _merged([(s, s.at, e) for s, e in zip(active, ends, strict=True)], alive, True)
+        else:
+            yield from _one_key([s for s in active if s.hash(s.at) == lowest], lowest, rows, alive)
+
+
+def _one_key(
+    sources: Sequence[_Source], value: int, rows: int, alive: Callable[[pa.Table], Flags | None]
+) -> Iterator[_Part]:
+    """The rows of one hash that are more than a part takes: piece by piece, whatever their order."""
+    for source in sources:
+        begin = source.at - source.run.first
+        stop = source.at + int(np.searchsorted(source.run.hashes[begin:], np.uint64(value), side="right"))
+        while source.at < stop:
+            last = source is sources[-1] and source.at + rows >= stop
+            yield from _merged([(source, source.at, min(source.at + rows, stop))], alive, last)
+
+
+def _merged(
+    ranges: Sequence[tuple[_Source, int, int]], alive: Callable[[pa.Table], Flags | None], whole: bool
+) -> Iterator[_Part]:
+    """The rows of some ranges as one part, none if nothing is left of them; the sources move on."""
+    ranges = [(s, a, b) for s, a, b in ranges if a < b]
+    runs = [s.run.hashes[a - s.run.first : b - s.run.first] for s, a, b in ranges]
+    tables = [s.run.slice(a, b) for s, a, b in ranges]
+    order = merge_order(runs)
+    table = pa.concat_tables([t.select(tables[0].column_names) for t in tables], promote_options="permissive")
+    keep = alive(table)
+    if keep is not None:
+        order = order[keep[order]]
+    for source, _, end in ranges:
+        source.at = end
+    hashes = np.concatenate(runs)[order]
+    if len(order) or not whole:
+        yield hashes, take_table(table.combine_chunks(), order), whole
+
+
+def _write(
+    state_dir: str, store: Store, merge: Merge, parts: Iterator[_Part], epoch: int, sync: bool
 ) -> SegmentInfo | None:
-    """Merge runs into one of `merge.tier`, without the rows that have expired; None if none is left."""
-    inputs = [
-        open_segment(state_dir, info, verified_dir)
-        for info in merge.inputs
-        if not expired(info, store, watermark_ms, now_us)
-    ]
-    if not inputs:
+    """One segment of the result, of as many parts as it takes; None if there are none left."""
+    first = next((part for part in parts if len(part[0])), None)
+    if first is None:
         return None
-    order = merge_order([segment.hashes for segment in inputs])
-    names = inputs[0].table.column_names
-    table = pa.concat_tables([s.table.select(names) for s in inputs], promote_options="permissive").combine_chunks()
-    alive = live_rows(table, store, watermark_ms, now_us)
-    if alive is not None:
-        order = order[alive[order]]
-    if len(order) == 0:
-        return None
-    hashes = np.concatenate([segment.hashes for segment in inputs])[order]
-    return write_segment(state_dir, store, table.take(order), hashes, epoch=epoch, tier=merge.tier, sync=sync)
+    if merge.deep:
+        hashes, table, whole = first
+        width = 8 + table.nbytes / len(hashes)
+        with writing_deep(state_dir, store, table.schema, width, sync) as out:
+            out.write(hashes, table)
+            while not whole or out.bytes < SEGMENT_BYTES:
+                part = next(parts, None)
+                if part is None:
+                    break
+                hashes, table, whole = part
+                if len(hashes):
+                    out.write(hashes, table)
+        return out.info(epoch=epoch, tier=merge.tier, run=merge.into)
+    taken = [first]
+    size = first[1].nbytes
+    while not taken[-1][2] or size < SEGMENT_BYTES:
+        part = next(parts, None)
+        if part is None:
+            break
+        taken.append(part)
+        size += part[1].nbytes
+    hashes = np.concatenate([part[0] for part in taken])
+    table = pa.concat_tables([part[1] for part in taken], promote_options="permissive")
+    return write_segment(state_dir, store, table, hashes, epoch=epoch, tier=merge.tier, sync=sync, run=merge.into)

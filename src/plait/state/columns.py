@@ -50,16 +50,15 @@ def take_table(table: pa.Table, rows: Rows) -> pa.Table:
     return pa.table([take(single(c), rows) for c in table.columns], schema=table.schema)
 
 
-def gather(arrays: Sequence[pa.Array], rows: Sequence[Rows], places: Sequence[Rows], total: int) -> pa.Array:
-    """One array of `total` values with `arrays[i][rows[i]]` put at `places[i]`; the places cover all of it."""
-    values = [raw(a) for a in arrays]
+def gather(picked: Sequence[pa.Array], places: Sequence[Rows], total: int) -> pa.Array:
+    """One array of `total` values with `picked[i]` put at `places[i]`; the places cover all of it."""
+    values = [raw(a) for a in picked]
     if any(v is None for v in values):
-        picked = pa.chunked_array([a.take(pa.array(r)) for a, r in zip(arrays, rows, strict=True)])
         source = np.empty(total, np.int64)
         source[np.concatenate(places)] = np.arange(total)
-        return single(picked).take(pa.array(source))
-    out = np.empty(total, _WIDTHS[arrays[0].type.bit_width])
-    for value, row, place in zip(values, rows, places, strict=True):
+        return single(pa.chunked_array(picked)).take(pa.array(source))
+    out = np.empty(total, _WIDTHS[picked[0].type.bit_width])
+    for value, place in zip(values, places, strict=True):
         assert value is not None
-        out[place] = value.take(row)
-    return from_raw(arrays[0].type, out)
+        out[place] = value
+    return from_raw(picked[0].type, out)

@@ -1,0 +1,50 @@
+"""How much memory there is, and how much of it a task may use."""
+
+from __future__ import annotations
+
+import os
+
+from plait.config import Config
+
+_CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
+
+
+def machine_memory() -> int:
+    """Bytes that this process can have: those of the machine, or of the innermost memory cgroup that has less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_cgroup_limits()])
+
+
+def _cgroup_limits() -> list[int]:
+    try:
+        with open("/proc/self/cgroup", encoding="ascii") as file:
+            groups = [line.strip().split(":", 2) for line in file]
+    except (OSError, ValueError):
+        return []
+    limits = []
+    for _, controllers, path in groups:
+        if controllers not in ("", "memory"):
+            continue
+        root = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
+        # Inside a container the path is often that of the host, and the group itself is mounted at the root.
+        for folder in (root + path, root):
+            for name in _CGROUP_LIMITS:
+                try:
+                    with open(os.path.join(folder, name), encoding="ascii") as file:
+                        limits.append(int(file.read()))
+                except (OSError, ValueError):
+                    continue
+    return limits
+
+
+def task_memory(config: Config, tasks: int, executor_cores: str | None) -> int:
+    """What one task may hold: tasks that run at the same time on an executor share `Config.memory_limit`."""
+    cores = int(executor_cores) if executor_cores and executor_cores.isdigit() else os.cpu_count() or 1
+    return config.memory_bytes // max(1, min(tasks, cores))
+
+
+def compress_above(config: Config) -> float:
+    """State above this many bytes is compressed in its deeper tiers."""
+    if config.compress_above is not None:
+        return config.compress_bytes
+    return machine_memory() / 2

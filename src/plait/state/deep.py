@@ -1,0 +1,281 @@
+"""Deep segments: rows in compressed blocks, for state that does not fit memory.
+
+    blocks    an Arrow IPC file of many record batches, LZ4-compressed buffer by buffer; HASH is not among the columns
+    hashes    uncompressed, so that lookups work on the memory map as in a flat segment
+    fence     every 512th hash: which page of the hashes to touch
+    filter    a Bloom filter over the hashes: which keys need not be looked up at all
+    offsets, sums   where each block ends, and its xxh3-64
+    index     JSON that says where all that is; its length in the last 8 bytes
+
+Contract.  Everything behind the blocks is covered by the checksum in the manifest; a block by its own sum, compared
+whenever it is read from the file.  So opening costs what the hashes weigh, not the rows, and a bit that flips on disk
+is found however late.
+
+Cost.  A lookup: one question to the filter, then one page of hashes.  A row that is read: its block, unless that is
+in the cache.  Rows are asked for in ascending order, so reads go forward; the blocks to come are announced to the
+operating system (WILLNEED) before the first is decompressed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from plait.errors import CorruptionError
+from plait.kernels import I64, U64
+from plait.kernels.filters import ask_filter, build_filter
+from plait.kernels.runs import fence, lookup_fenced
+from plait.query.plan import Store
+from plait.state.cache import CACHE
+from plait.state.columns import take
+from plait.state.files import RESTORE
+from plait.state.run import METER, NOTHING, Found, within
+from plait.state.segment import SegmentInfo, Summary, Tee, new_path, writing
+
+BLOCK_BYTES = 64 << 10
+"""Of rows in memory per block: decompressing one costs about as much as finding it."""
+
+_MOST_ROWS = 8192
+_GAP = 128 << 10
+"""Blocks at most this far apart are announced as one read."""
+
+
+class DeepWriter:
+    """Writes a deep segment piece by piece, in hash order: made by `writing_deep`."""
+
+    def __init__(self, path: str, tee: Tee, summary: Summary, schema: pa.Schema, width: float) -> None:
+        self.path = path
+        self.width = width
+        self.block_rows = max(1, min(_MOST_ROWS, round(BLOCK_BYTES / max(1.0, width))))
+        self.meta = 0
+        self._tee, self._summary = tee, summary
+        self._schema = pa.schema([pa.field(f.name, f.type) for f in schema])
+        self._hashes: list[U64] = []
+        self._held: list[pa.Table] = []
+        self._ends: list[int] = []
+        self._sums: list[int] = []
+        self._block = tee.digest = xxhash.xxh3_64()
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+        self._writer = pa.ipc.new_file(pa.PythonFile(tee, mode="w"), self._schema, options=options)
+
+    @property
+    def rows(self) -> int:
+        """Written so far."""
+        return self._summary.rows
+
+    @property
+    def bytes(self) -> int:
+        """Written so far, the hashes that are still held included."""
+        return self._tee.size + 8 * self.rows
+
+    def write(self, hashes: U64, table: pa.Table) -> None:
+        """Adds rows that follow those before in hash order."""
+        self._summary.add(hashes, table)
+        self._hashes.append(hashes)
+        if self._schema.names:
+            self._held.append(table.select(self._schema.names).cast(self._schema))
+            self._write_blocks(sum(t.num_rows for t in self._held) // self.block_rows)
+
+    def _write_blocks(self, count: int) -> None:
+        if not count:
+            return
+        table = pa.concat_tables(self._held).combine_chunks()
+        for begin in range(0, count * self.block_rows, self.block_rows):
+            # combine_chunks cuts the slice out: a batch carries its own rows only.
+            for batch in table.slice(begin, self.block_rows).combine_chunks().to_batches():
+                self._writer.write_batch(batch)
+            self._ends.append(self._tee.size)
+            self._sums.append(self._block.intdigest())
+            self._block.reset()
+        rest = table.slice(count * self.block_rows)
+        self._held = [rest] if rest.num_rows else []
+
+    def finish(self) -> None:
+        """Writes what stands behind the blocks."""
+        self._write_blocks(math.ceil(sum(t.num_rows for t in self._held) / self.block_rows))
+        tee = self._tee
+        self.meta = tee.size
+        tee.digest = xxhash.xxh3_128()
+        self._writer.close()
+        index: dict[str, Any] = {"ipc": tee.size, "block_rows": self.block_rows, "width": self.width}
+        hashes = np.concatenate(self._hashes)
+        parts = {
+            "hashes": hashes,
+            "fence": fence(hashes),
+            "filter": build_filter(hashes),
+            "offsets": np.array([0, *self._ends], np.uint64),
+            "sums": np.array(self._sums, np.uint64),
+        }
+        for name, words in parts.items():
+            tee.write(b"\0" * (-tee.size % 64))
+            index[name] = [tee.size, len(words)]
+            tee.write(words.tobytes())
+        text = json.dumps(index).encode()
+        tee.write(text + struct.pack("<Q", len(text)))
+
+    def info(self, *, epoch: int, tier: int, run: str) -> SegmentInfo:
+        """The segment, once it is complete."""
+        return self._summary.info(self.path, self._tee, epoch=epoch, tier=tier, run=run, meta=self.meta)
+
+
+@contextmanager
+def writing_deep(state_dir: str, store: Store, schema: pa.Schema, width: float, sync: bool) -> Iterator[DeepWriter]:
+    """A new deep segment that exists when the block ends well, and not at all when it does not."""
+    path = new_path(store, "deep")
+    with writing(state_dir, path, sync) as tee:
+        writer = DeepWriter(path, tee, Summary(store), schema, width)
+        yield writer
+        writer.finish()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeepSegment:
+    """An open deep segment, from row `first` on."""
+
+    path: str
+    content: pa.Buffer
+    all_hashes: U64
+    fence: U64
+    filter: U64
+    offsets: U64
+    sums: U64
+    block_rows: int
+    width: float
+    ipc: int
+    first: int = 0
+    _readers: dict[tuple[str, ...], pa.ipc.RecordBatchFileReader] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: str, content: pa.Buffer) -> DeepSegment:
+        """Opens verified bytes."""
+        (length,) = struct.unpack("<Q", content.slice(content.size - 8).to_pybytes())
+        index = json.loads(content.slice(content.size - 8 - length, length).to_pybytes())
+
+        def words(name: str) -> U64:
+            begin, count = index[name]
+            return np.frombuffer(content, np.uint64, count, begin)
+
+        return cls(
+            path=path,
+            content=content,
+            all_hashes=words("hashes"),
+            fence=words("fence"),
+            filter=words("filter"),
+            offsets=words("offsets"),
+            sums=words("sums"),
+            block_rows=index["block_rows"],
+            width=index["width"],
+            ipc=index["ipc"],
+        )
+
+    @property
+    def hashes(self) -> U64:
+        """The hashes of its rows."""
+        return self.all_hashes[self.first :]
+
+    def trimmed(self, first: int) -> DeepSegment:
+        """Without the rows before number `first`."""
+        return self if first == self.first else replace(self, first=first)
+
+    def find(self, probes: U64) -> Found:
+        """Looks sorted probes up: those within the range of the hashes and not denied by the filter."""
+        begin, end = within(probes, self.hashes)
+        if begin == end:
+            return NOTHING
+        asked = probes[begin:end]
+        passed = ask_filter(self.filter, int(self.all_hashes[0]), int(self.all_hashes[-1]), asked)
+        low, high = lookup_fenced(asked[passed], self.fence, self.all_hashes)
+        hit = np.flatnonzero(high > low)
+        METER.filter_asked += len(asked)
+        METER.filter_passed += len(passed)
+        METER.filter_found += len(hit)
+        gallop = len(passed) * math.log2(1 + len(self.all_hashes) / max(1, len(passed)))
+        return Found(begin + passed[hit], low[hit], high[hit], len(asked), gallop)
+
+    def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
+        """Columns of the rows with these numbers, which come block by block."""
+        if not len(rows):
+            return [pa.array([], self._schema.field(name).type) for name in names]
+        blocks = rows // self.block_rows
+        cuts = np.concatenate(([0], np.flatnonzero(np.diff(blocks)) + 1, [len(rows)]))
+        wanted = blocks[cuts[:-1]]
+        parts: list[list[pa.Array]] = [[] for _ in names]
+        for block, batch, begin, end in zip(wanted, self._blocks(names, wanted), cuts[:-1], cuts[1:], strict=True):
+            inside = rows[begin:end] - block * self.block_rows
+            for part, name in zip(parts, names, strict=True):
+                part.append(take(batch.column(name), inside))
+        return [pa.concat_arrays(part) if len(part) > 1 else part[0] for part in parts]
+
+    def slice(self, begin: int, end: int) -> pa.Table:
+        """All columns of the rows `begin` … `end` − 1.  Made for merges, which pass once: nothing is cached."""
+        names = self._schema.names
+        if not names:
+            return pa.table({})
+        wanted = np.arange(begin // self.block_rows, (end - 1) // self.block_rows + 1)
+        batches = list(self._blocks(names, wanted, keep=False))
+        return pa.Table.from_batches(batches).slice(begin - int(wanted[0]) * self.block_rows, end - begin)
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return self._reader(()).schema
+
+    def _reader(self, names: tuple[str, ...]) -> pa.ipc.RecordBatchFileReader:
+        """A reader of some columns; of all for ()."""
+        found = self._readers.get(names)
+        if found is None:
+            fields = [self._schema.get_field_index(name) for name in names] if names else None
+            options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
+            found = self._readers[names] = pa.ipc.open_file(self.content.slice(0, self.ipc), options=options)
+        return found
+
+    def _blocks(self, names: Sequence[str], wanted: I64, keep: bool = True) -> Iterator[pa.RecordBatch]:
+        """The blocks with these numbers, each when its turn comes."""
+        columns = tuple(sorted(set(names)))
+        self._announce(wanted)
+        for block in wanted.tolist():
+            key = (self.path, block, columns)
+            batch = CACHE.get(key)
+            if batch is None:
+                batch = self._read(columns, block)
+                if keep:
+                    CACHE.put(key, batch, batch.nbytes)
+            else:
+                METER.blocks_cached += 1
+            yield batch
+
+    def _read(self, columns: tuple[str, ...], block: int) -> pa.RecordBatch:
+        begin, end = int(self.offsets[block]), int(self.offsets[block + 1])
+        if xxhash.xxh3_64_intdigest(self.content.slice(begin, end - begin)) != int(self.sums[block]):
+            raise CorruptionError(
+                "SEGMENT_CORRUPT", f"block {block} of segment {self.path} is not what was committed", RESTORE
+            )
+        METER.blocks_read += 1
+        METER.block_bytes += end - begin
+        return self._reader(columns).get_batch(block)
+
+    def _announce(self, wanted: I64) -> None:
+        """Tells the operating system what will be read, in as few pieces as make sense."""
+        if len(wanted) < 2:
+            return
+        begins, ends = self.offsets[wanted].astype(np.int64), self.offsets[wanted + 1].astype(np.int64)
+        new = np.concatenate(([True], begins[1:] - ends[:-1] > _GAP))
+        starts = np.flatnonzero(new)
+        stops = np.concatenate((starts[1:], [len(wanted)])) - 1
+        with contextlib.suppress(OSError):
+            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                for a, b in zip(begins[starts].tolist(), ends[stops].tolist(), strict=True):
+                    os.posix_fadvise(handle, a, b - a, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(handle)

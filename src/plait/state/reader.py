@@ -1,0 +1,140 @@
+"""Opening segments: bytes are checked before they are parsed, and what is open stays open for a while.
+
+Contract.  `open_segment` returns exactly the rows that were written, or raises.  The bytes that a segment's checksum
+covers are read whole the first time a host sees them (with `verified_dir`), else once per process; a deep segment's
+blocks carry checksums of their own, which are compared at every read.
+
+Cost.  Opening what was opened before: one `stat`.  Rows are read from disk as they are touched.  A process keeps the
+last 4096 segments mapped; those deleted meanwhile are let go from time to time, so that their disk space is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+
+import pyarrow as pa
+import xxhash
+
+from plait.errors import CorruptionError, StorageError
+from plait.query.plan import HASH
+from plait.state.deep import DeepSegment
+from plait.state.files import RESTORE
+from plait.state.run import MemoryRun
+from plait.state.segment import SegmentInfo
+
+Segment = MemoryRun | DeepSegment
+
+CACHED = 4096
+_SWEEP = 256
+_Identity = tuple[int, int, int]
+_open: OrderedDict[tuple[str, str], tuple[_Identity, str, Segment]] = OrderedDict()
+_opened = 0
+_lock = threading.Lock()
+
+
+def open_segment(state_dir: str, info: SegmentInfo, verified_dir: str | None = None) -> Segment:
+    """Map a segment into memory; its bytes are checked once per process, or per host where `verified_dir` is given."""
+    full = os.path.join(state_dir, info.path)
+    identity = _identity(full, info)
+    key = (state_dir, info.path)
+    with _lock:
+        cached = _open.get(key)
+        if cached is not None and cached[0] == identity and cached[1] == info.checksum:
+            _open.move_to_end(key)
+            return cached[2].trimmed(info.first)
+    segment = _map(full, info, identity, verified_dir)
+    with _lock:
+        _keep(key, identity, info.checksum, segment)
+        sweep = _opened % _SWEEP == 0
+    if sweep and verified_dir is not None:
+        _sweep_markers(state_dir, verified_dir)
+    return segment.trimmed(info.first)
+
+
+def _identity(full: str, info: SegmentInfo) -> _Identity:
+    """Inode, time and size: what tells whether a file still is the one that was verified."""
+    try:
+        found = os.stat(full)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CorruptionError("SEGMENT_MISSING", f"segment {full} of epoch {info.epoch} is gone", RESTORE) from None
+    except OSError as error:
+        raise _unreadable(full, error) from error
+    if found.st_size != info.bytes:
+        raise CorruptionError(
+            "SEGMENT_TRUNCATED", f"segment {full} has {found.st_size} bytes instead of {info.bytes}", RESTORE
+        )
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _map(full: str, info: SegmentInfo, identity: _Identity, verified_dir: str | None) -> Segment:
+    try:
+        with pa.memory_map(full) as file:
+            content = file.read_buffer()
+    except OSError as error:
+        raise _unreadable(full, error) from error
+    mark = f"{info.checksum} {' '.join(map(str, identity))}"
+    marker = None if verified_dir is None else os.path.join(verified_dir, info.path.replace("/", "-"))
+    if marker is None or _read_marker(marker) != mark:
+        if content.size != info.bytes or xxhash.xxh3_128_hexdigest(content.slice(info.meta)) != info.checksum:
+            raise CorruptionError("SEGMENT_CORRUPT", f"the bytes of segment {full} are not those committed", RESTORE)
+        if marker is not None:
+            _write_marker(marker, mark)
+    if info.deep:
+        return DeepSegment.of(full, content)
+    table = pa.ipc.open_file(content).read_all()
+    hashes = table.column(HASH)
+    # Columns beyond 2 GB of text do not fit one batch; then, and only then, this copies.
+    array = hashes.chunk(0) if hashes.num_chunks == 1 else hashes.combine_chunks()
+    return MemoryRun(array.to_numpy(), table.drop_columns([HASH]))
+
+
+def _unreadable(full: str, error: OSError) -> StorageError:
+    return StorageError(
+        "STATE_UNREADABLE",
+        f"segment {full} cannot be read: {error.strerror or error}",
+        "check the disk and the permissions of the state directory, then restart",
+    )
+
+
+def _keep(key: tuple[str, str], identity: _Identity, checksum: str, segment: Segment) -> None:
+    global _opened
+    _open[key] = (identity, checksum, segment)
+    _open.move_to_end(key)
+    _opened += 1
+    while len(_open) > CACHED:
+        _open.popitem(last=False)
+    if _opened % _SWEEP == 0:
+        for gone in [k for k in _open if not os.path.exists(os.path.join(*k))]:
+            del _open[gone]
+
+
+def _read_marker(path: str) -> str | None:
+    """What a marker says, if nobody else can have written it."""
+    try:
+        folder = os.lstat(os.path.dirname(path))
+        if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
+            return None
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _write_marker(path: str, text: str) -> None:
+    """A marker that cannot be written costs a second verification, nothing else."""
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(f"{path}.{os.getpid()}", "w") as file:
+            file.write(text)
+        os.replace(f"{path}.{os.getpid()}", path)
+
+
+def _sweep_markers(state_dir: str, verified_dir: str) -> None:
+    """Remove the markers of segments that are gone."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(verified_dir):
+            if not os.path.exists(os.path.join(state_dir, name.replace("-", "/", 1))):
+                os.unlink(os.path.join(verified_dir, name))

@@ -1,0 +1,137 @@
+"""A run: rows sorted by hash that can be looked up and read, wherever they lie.
+
+`MemoryRun` is what arrived in this epoch, or a flat segment under a memory map; `deep.DeepSegment` reads compressed
+blocks.  Probing, sampling and merging see this much and no more, so a run's format is its own affair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from plait.kernels import I64, U64
+from plait.kernels.runs import lookup
+from plait.state.columns import single, take
+
+
+@dataclass(slots=True)
+class Meter:
+    """What reading state has cost, counted where it happens."""
+
+    filter_asked: int = 0
+    """Keys that a Bloom filter was asked about."""
+    filter_passed: int = 0
+    filter_found: int = 0
+    """Of those passed, the keys that were there: the rest were false positives."""
+    blocks_read: int = 0
+    """Blocks decompressed."""
+    blocks_cached: int = 0
+    """Blocks found in the cache."""
+    block_bytes: int = 0
+    """Compressed bytes of the blocks read."""
+
+    def since(self, before: Meter) -> dict[str, int]:
+        """What was counted after `before` was copied."""
+        return {f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)}
+
+
+METER = Meter()
+"""Of this process.  A Python worker runs one task at a time, so the difference over a task is the task's own."""
+
+
+class Found(NamedTuple):
+    """The probes that a run has rows for: probe `at[i]` has rows `low[i]` … `high[i]` − 1."""
+
+    at: I64
+    low: I64
+    high: I64
+    asked: int
+    """Probes within the range of the run's hashes."""
+    gallop: float
+    """How far the search went: Σ log2(1 + run length / lookups)."""
+
+
+class Run(Protocol):
+    """Rows in ascending order of their hashes."""
+
+    @property
+    def hashes(self) -> U64:
+        """The hashes of its rows, which are numbered from `first`."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """The number of its first row; those before are another run's by now."""
+        ...
+
+    @property
+    def width(self) -> float:
+        """Bytes of a row in memory, about."""
+        ...
+
+    def find(self, probes: U64) -> Found:
+        """Looks sorted probes up."""
+        ...
+
+    def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
+        """Columns of the rows with these numbers."""
+        ...
+
+    def slice(self, begin: int, end: int) -> pa.Table:
+        """All columns of the rows `begin` … `end` − 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryRun:
+    """A run whose columns can be addressed: in memory, or under a memory map."""
+
+    hashes: U64
+    table: pa.Table
+    first: int = 0
+
+    @property
+    def width(self) -> float:
+        """Bytes of a row."""
+        return 8.0 + float(self.table.nbytes) / max(1, len(self.hashes))
+
+    def find(self, probes: U64) -> Found:
+        """Looks sorted probes up, those within the range of the hashes."""
+        begin, end = within(probes, self.hashes)
+        asked = end - begin
+        if not asked:
+            return NOTHING
+        low, high = lookup(probes[begin:end], self.hashes)
+        hit = np.flatnonzero(high > low)
+        gallop = asked * math.log2(1 + len(self.hashes) / asked)
+        return Found(begin + hit, self.first + low[hit], self.first + high[hit], asked, gallop)
+
+    def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
+        """Columns of the rows with these numbers."""
+        rows = rows - self.first if self.first else rows
+        return [take(single(self.table.column(name)), rows) for name in names]
+
+    def slice(self, begin: int, end: int) -> pa.Table:
+        """All columns of the rows `begin` … `end` − 1."""
+        return self.table.slice(begin - self.first, end - begin)
+
+    def trimmed(self, first: int) -> MemoryRun:
+        """Without the rows before number `first`."""
+        skip = first - self.first
+        return self if not skip else MemoryRun(self.hashes[skip:], self.table.slice(skip), first)
+
+
+def within(probes: U64, hashes: U64) -> tuple[int, int]:
+    """The range of sorted probes that lies between the first and the last hash of a run."""
+    if not len(probes) or not len(hashes):
+        return 0, 0
+    return int(np.searchsorted(probes, hashes[0])), int(np.searchsorted(probes, hashes[-1], side="right"))
+
+
+_NONE = np.empty(0, np.int64)
+NOTHING = Found(_NONE, _NONE, _NONE, 0, 0.0)
