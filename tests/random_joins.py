@@ -15,7 +15,7 @@ import datetime as dt
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import combinations
@@ -112,7 +112,10 @@ class Case:
 
     def __repr__(self) -> str:
         parts = [f"{name}: {query.sql}" for name, query in self.queries.items()]
-        parts += [f"{r.name}: {r.columns} delay {r.delay_ms} ttl {r.ttl_us}" for r in self.relations.values()]
+        parts += [
+            f"{r.name}: {r.columns} delay {r.delay_ms} ttl {r.ttl_us} needed {r.needed}"
+            for r in self.relations.values()
+        ]
         parts += [f"rows {[{n: t.num_rows for n, t in a.items()} for a in self.arrivals]}", f"seed {self.seed}"]
         return "\n".join(parts)
 
@@ -192,8 +195,10 @@ class Builder:
         if ttl:
             newest = f"greatest({', '.join(f'{a}.at' for a, _ in self.aliases)})"
             for alias, relation in self.aliases:
-                kept = self.relations[relation].ttl_us
-                where += [f"{alias}.at + {kept} > {newest}"] if kept is not None else []
+                kept, needed = self.relations[relation].ttl_us, self.relations[relation].needed
+                # The predicates are over the one column f.
+                still = "" if needed is None else f" OR {needed.replace('f', f'{alias}.f', 1)}"
+                where += [f"({alias}.at + {kept} > {newest}{still})"] if kept is not None else []
         tables = [f"(SELECT * FROM {names[a]}{f' WHERE {texts[a]}' if texts[a] else ''}) {a}" for a, _ in self.aliases]
         select = ", ".join(f"{ref} AS c{i}" for i, ref in enumerate(self.outputs))
         return Query(graph, f"SELECT {select} FROM {', '.join(tables)} WHERE {' AND '.join(where)}")
@@ -230,14 +235,17 @@ def cases(
     ttl: bool = False,
     most_aliases: int = 6,
     most_queries: int = 3,
+    rows: Sequence[int] = (24, 40, 12, 30, 0),
+    spread: Sequence[int] = (6, 2, 12),
+    epochs: Sequence[int] = (4, 3, 6, 5, 1),
 ) -> Case:
-    """A random case."""
+    """A random case; `rows` of each relation, `spread` different values of a key."""
     domains = [draw(st.sampled_from(kinds)) for _ in range(draw(st.sampled_from((2, 1, 3))))]
     names = [f"r{i}" for i in range(draw(st.sampled_from((3, 1, 2, 5))))]
     seed = draw(st.integers(0, 2**32 - 1))
     choose = random.Random(seed)
     relations = {name: _relation(name, domains, choose, windows, ttl) for name in names}
-    predicates: dict[str, Expr] = {}
+    predicates: dict[str, Expr] = {t: e for t, e in FILTERS if t is not None and e is not None}
     queries = {}
     for number in range(draw(st.sampled_from(range(most_queries, 0, -1)))):
         shape = draw(st.sampled_from(SHAPES))
@@ -250,11 +258,10 @@ def cases(
     schemas = {
         name: pa.schema([(c, ARROW[kind]) for c, kind in relation.columns]) for name, relation in relations.items()
     }
-    epochs = draw(st.sampled_from((4, 3, 6, 5, 1)))
-    rows = draw(st.sampled_from((24, 40, 12, 30, 0)))
-    spread = draw(st.sampled_from((6, 2, 12)))
-    arrivals, results = _arrivals(relations, schemas, queries, epochs, rows, spread, choose)
-    clocks = [choose.choice((0, 1, 5, 11)) for _ in range(epochs)]
+    count = draw(st.sampled_from(epochs))
+    size, values = draw(st.sampled_from(rows)), draw(st.sampled_from(spread))
+    arrivals, results = _arrivals(relations, schemas, queries, count, size, values, choose)
+    clocks = [choose.choice((0, 1, 5, 11)) for _ in range(count)]
     return Case(relations, schemas, queries, predicates, arrivals, clocks, seed, results)
 
 
@@ -264,12 +271,14 @@ def _relation(name: str, domains: Sequence[str], choose: random.Random, windows:
         for letter in "de":
             columns.append((f"{letter}{number}", choose.choice(WIDTHS) if domain == "integral" else domain))
     timed = windows and choose.random() < 0.9
+    kept = choose.choice((2, 6, 12)) * SECOND if ttl and choose.random() < 0.7 else None
     return Relation(
         name=name,
         columns=tuple(columns),
         time_column="ts" if timed else None,
         delay_ms=choose.choice((0, 1000, 5000)) if timed else None,
-        ttl_us=choose.choice((2, 6, 12)) * SECOND if ttl and choose.random() < 0.7 else None,
+        ttl_us=kept,
+        needed=None if kept is None else choose.choice(FILTERS)[0],
     )
 
 
@@ -450,11 +459,13 @@ def run_case(
     *,
     replan: float = 0.6,
     planner: Callable[[Case], Planner] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    look: Callable[[LocalEngine], None] = lambda _: None,
 ) -> Iterator[Seen]:
     """Runs a case epoch by epoch with settings that change all the time (unless `steady`), next to the oracle.
 
     `replan` is how often other orders and ranks are drawn.  With a `planner` it is the one to choose, and starts anew
-    whenever the engine does.
+    whenever the engine does.  `settings` of the engine stay as they are given; `look` sees it after every epoch.
     """
     choose = random.Random(case.seed)
     ranks = list(case.relations)
@@ -468,7 +479,13 @@ def run_case(
         oracle.load({n: stamped(s.empty_table(), 0) for n, s in case.schemas.items()})
 
         def started() -> LocalEngine:
-            config = Config(sync=False, fan_in=choose.choice((2, 4)), snapshot_every=choose.choice((1, 2, 16)), tasks=1)
+            drawn = {
+                "fan_in": choose.randint(2, 4),
+                "snapshot_every": choose.choice((1, 2, 16)),
+                "compress_above": choose.choice((None, "0")),
+                "merge_share": choose.choice((0.01, 0.25, 0.9)),
+            }
+            config = Config(**{"sync": False, "tasks": 1, **drawn, **(settings or {})})
             chosen = None if planner is None else planner(case)
             return LocalEngine(
                 directory,
@@ -502,6 +519,7 @@ def run_case(
                 for name, table in added.items():
                     totals[name] += bag(table)
                 assert engine.live.watermark_ms == model.watermark_ms
+                look(engine)
                 report = engine.driver.progress[-1]
                 assert report["rows_late"] == {r: model.late.get(r, 0) for r in plan.ranks}
                 assert report["rows_out"] == {name: table.num_rows for name, table in added.items()}

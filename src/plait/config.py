@@ -78,9 +78,10 @@ class Config:
     fan_in: int = 4
     """Runs of one tier that are merged into one of the next: fewer runs to probe against more rewriting."""
 
-    memory_limit: str = "1g"
-    """What the engine's own caches and buffers hold per executor, at most, as Spark writes sizes (`512m`, `2g`).
-    Segments are read through the page cache, which is not counted.  Larger epochs are worked through in slices."""
+    memory_limit: str | None = None
+    """What the engine's own caches and buffers hold per executor, at most, as Spark writes sizes (`512m`, `2g`); None
+    is an eighth of the memory, up to `2g`.  Segments are read through the page cache, which is not counted.  Larger
+    epochs are worked through in slices."""
 
     merge_share: float = 0.25
     """How much of an epoch's task time merging may take: what is not merged by then goes on in the next epoch."""
@@ -125,7 +126,7 @@ class Config:
         _in_range("fan_in", self.fan_in, 2, 64)
         _in_range("chunk_rows", self.chunk_rows, 1, 1 << 26)
         _in_range("merge_share", self.merge_share, 0.01, 0.9)
-        if self.memory_bytes < LEAST_MEMORY:
+        if self.memory_limit is not None and bytes_of("memory_limit", self.memory_limit) < LEAST_MEMORY:
             raise ConfigError(
                 "CONFIG",
                 f"memory_limit={self.memory_limit!r} is below the least that works",
@@ -136,16 +137,6 @@ class Config:
         _in_range("snapshot_every", self.snapshot_every, 1, 10_000)
         _in_range("gc_grace_seconds", self.gc_grace_seconds, 0, float("inf"))
         _in_range("history", self.history, 1, 1_000_000)
-
-    @property
-    def memory_bytes(self) -> int:
-        """`memory_limit` in bytes."""
-        return bytes_of("memory_limit", self.memory_limit)
-
-    @property
-    def compress_bytes(self) -> int:
-        """`compress_above` in bytes, where it is set."""
-        return bytes_of("compress_above", self.compress_above or "")
 
     def with_spark_settings(self, settings: Mapping[str, str]) -> Config:
         """Fields named `spark.plait.<field>` in `settings` override those of this config.

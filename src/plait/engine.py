@@ -28,6 +28,7 @@ from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep, Sink, make_sink
 from plait.share.reoptimise import Planner
+from plait.share.retention import with_ttls
 from plait.sql.catalyst import read_graph, relation_of
 from plait.state.checkpoint import Checkpoint
 
@@ -56,10 +57,12 @@ class Engine:
         self._planner: Planner | None = None
         self._closed = False
 
-    def stream(self, name: str, df: DataFrame, ttl: str | None = None) -> None:
+    def stream(self, name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None) -> None:
         """Registers a streaming DataFrame.  Its watermark comes from `df.withWatermark`; `ttl` bounds its state.
 
-        With a TTL a row can be matched for that long after the epoch in which it arrived.
+        With a TTL a row can be matched for that long after the epoch in which it arrived; a query may give it by the
+        hint `STATE_TTL` instead.  `needed` is an SQL condition over the row's own columns: a row for which it is true
+        when it arrives outlives the TTL.
         """
         self._refuse_if_running("a stream cannot be added")
         if not hasattr(df, "_jdf"):
@@ -68,7 +71,7 @@ class Engine:
             )
         if name in self._relations:
             raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
-        self._relations[name] = relation_of(name, df, ttl)
+        self._relations[name] = relation_of(name, df, ttl, needed)
         self._planner = None
         self._frames[name] = df
 
@@ -80,7 +83,9 @@ class Engine:
         if not (name.isascii() and name.isidentifier()):
             raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
         schemas = {stream: df.schema for stream, df in self._frames.items()}
-        self._graphs[name] = read_graph(self.spark, self._relations, schemas, sql)
+        graph = read_graph(self.spark, self._relations, schemas, sql)
+        with_ttls({**self._graphs, name: graph}, self._relations)
+        self._graphs[name] = graph
         self._sinks[name] = Keep()
         self._planner = None
         return QueryHandle(self, name)
@@ -128,6 +133,7 @@ class Engine:
             live=live,
             verified_dir=_verified_dir(self.checkpoint),
             watermark_policy=self.spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min") or "min",
+            executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             planner=planner,
             progress=deque(maxlen=self.config.history),
         )

@@ -54,8 +54,9 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
         parts = [f"columns {', '.join(c.name for c in source.columns)}"]
         if relation.time_column:
             parts.append(f"event time {relation.time_column}, delay {(relation.delay_ms or 0) / 1000:g} s")
-        if relation.ttl_us is not None:
-            parts.append(f"TTL {relation.ttl_us / 1e6:g} s")
+        if source.ttl_us is not None:
+            unless = "" if source.needed is None else f" unless {source.needed}"
+            parts.append(f"TTL {source.ttl_us / 1e6:g} s{unless}")
         yield f"  {source.relation}: {'; '.join(parts)}"
         for number, text in enumerate(source.filters):
             if text is not None:
@@ -63,7 +64,7 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
     yield ""
     yield "Stores"
     for store in plan.stores:
-        yield f"  {store.id}: {_store_text(store)}"
+        yield f"  {store.id}: {_store_text(plan, store)}"
     yield ""
     yield "Probe trees"
     for tree in plan.trees:
@@ -115,10 +116,11 @@ def _graph_text(graph: JoinGraph) -> Iterator[str]:
         yield f"  output {output.name}: {source}"
 
 
-def _store_text(store: Store) -> str:
+def _store_text(plan: Plan, store: Store) -> str:
     kept = "kept for ever" if store.keep_us is None else f"kept {store.keep_us / 1e6:g} s past its event time"
     if store.ttl_us is not None:
         kept += f", at most {store.ttl_us / 1e6:g} s"
+        kept += "" if plan.input_by_relation[store.relation].needed is None else " unless needed"
     columns = ", ".join(c.name for c in store.columns) or "no columns"
     key = "hash is key" if store.key.exact else "key compared"
     return f"partitioned by {store.key} ({key}); {columns}; {kept}"

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from plait.config import Config
 from plait.engine import Engine
 from plait.query.expr import Expr
-from plait.query.plan import MASK, Input, Plan
+from plait.query.plan import MASK, NEEDED, Input, Plan
 from plait.runtime import commit as commits
 from plait.runtime.bucketise import PROPERTY, EpochParameters, buckets
 from plait.runtime.epoch import Driver, Epoch, Planner, commit, deliver, observe, prepare
@@ -40,6 +40,7 @@ from plait.runtime.sinks import Keep
 from plait.runtime.task import first_hop, later_hop
 from plait.state.checkpoint import Checkpoint
 from plait.state.manifest import LiveState
+from plait.state.reader import open_segment
 
 _FIRST_FILE = 1_600_000_000
 """Modification time of a scripted stream's first file; each further one is a second younger."""
@@ -149,7 +150,7 @@ class _LocalContext:
 class LocalEngine:
     """Runs a plan without Spark, on a real checkpoint.
 
-    `predicates` gives the meaning of the filters' SQL texts, as expressions whose columns are the stream's own.
+    `predicates` gives the meaning of the SQL texts of filters and `needed`, as expressions over the stream's columns.
     Columns computed from SQL, and conditions or outputs left to Spark, need Spark and are refused.  `seed` decides how
     rows are spread over source tasks and in which order buckets arrive: nothing may depend on either.  With a `planner`
     its plan is run, and changes as it says.
@@ -259,6 +260,8 @@ class LocalEngine:
         for name in source.required:
             passing &= pc.is_valid(table.column(name)).to_numpy(zero_copy_only=False)
         selected = table.select(names)
+        if source.needed is not None:
+            selected = selected.append_column(NEEDED, pa.array(self._passing(source.needed, table)))
         if len(bits) > 1:
             mask = sum(bit.astype(np.int64) << i for i, bit in enumerate(bits))
             selected = selected.append_column(MASK, pa.array(mask, pa.int64()))
@@ -292,6 +295,7 @@ def state_tables(engine: LocalEngine) -> dict[str, pa.Table]:
     """All rows at rest, by store."""
     found: dict[str, pa.Table] = {}
     for store, infos in engine.live.segments.items():
-        paths = [os.path.join(engine.checkpoint.state_dir, info.path) for info in infos]
-        found[store] = pa.concat_tables([pa.ipc.open_file(path).read_all() for path in paths])
+        runs = [open_segment(engine.checkpoint.state_dir, info) for info in infos]
+        parts = [run.slice(info.first, info.first + info.rows) for run, info in zip(runs, infos, strict=True)]
+        found[store] = pa.concat_tables(parts)
     return found

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from plait.config import Config
 from plait.order.orders import fixed
+from plait.query.expr import Call, ColumnRef, Literal
 from plait.query.graph import Equality, Window
 from plait.query.plan import Node, Plan
 from plait.query.relation import Relation
@@ -311,6 +312,76 @@ def test_a_clock_that_goes_back_neither_revives_nor_kills_rows(tmp_path: Path) -
         engine.run({"r0": at(schema, 5)})
         clock.advance(-10)
         assert rows_of(engine.run({"r1": at(schema, 1)})["q"]) == [(5, 1)]
+
+
+def with_needed(fan_in: int, directory: Path, clock: Clock) -> tuple[LocalEngine, pa.Schema]:
+    """Rows of r0 are forgotten after ten seconds, unless their id is above 100."""
+    columns = (("id", "bigint"), ("d0", "bigint"), ("ts", "timestamp"))
+    relations = {
+        "r0": Relation("r0", columns, ttl_us=10 * SECOND, needed="(id > 100)"),
+        "r1": Relation("r1", columns, ttl_us=10 * SECOND),
+    }
+    builder = Builder(relations, {})
+    builder.aliases = [("a0", "r0"), ("a1", "r1")]
+    builder.equalities = [Equality(builder.ref("a0", "d0"), builder.ref("a1", "d0"))]
+    builder.outputs = [builder.ref("a0", "id"), builder.ref("a1", "id")]
+    graph = builder.query(ttl=False).graph
+    plan = build_plan({"q": graph}, relations, {"q": fixed(graph)}, tuple(relations))
+    meaning = Call(">", (ColumnRef("", "id", "bigint"), Literal(100, "bigint")), "boolean")
+    config = Config(tasks=1, sync=False, fan_in=fan_in)
+    engine = LocalEngine(directory, plan, config, predicates={"(id > 100)": meaning}, clock=clock)
+    return engine, pa.schema([(c, ARROW[k]) for c, k in columns])
+
+
+def test_a_row_that_is_needed_outlives_its_ttl_and_the_rows_beside_it_do_not(tmp_path: Path) -> None:
+    clock = Clock()
+    engine, schema = with_needed(2, tmp_path, clock)
+    with engine:
+        engine.run({"r0": at(schema, 1, 101)})
+        clock.advance(10)
+        # The segment of both rows stays for the one; the other can no longer be matched.
+        assert sorted(rows_of(engine.run({"r0": at(schema, 2), "r1": at(schema, 7)})["q"])) == [(2, 7), (101, 7)]
+        assert rows_at_rest(engine)["r0"] == [1, 2, 101]
+        # Merging takes what is over, and only that.
+        engine.run({})
+        assert rows_at_rest(engine)["r0"] == [2, 101]
+        clock.advance(3_000 * 365 * 86_400)
+        assert sorted(rows_of(engine.run({"r1": at(schema, 8)})["q"])) == [(101, 8)]
+
+
+def test_a_segment_without_needed_rows_goes_unread(tmp_path: Path) -> None:
+    clock = Clock()
+    engine, schema = with_needed(8, tmp_path, clock)
+    with engine:
+        engine.run({"r0": at(schema, 1, 2)})
+        engine.run({"r0": at(schema, 101)})
+        clock.advance(10)
+        engine.run({})
+        assert rows_at_rest(engine) == {"r0": [101]}
+
+
+def test_a_clock_that_goes_back_over_a_restart_neither_revives_nor_kills_rows(tmp_path: Path) -> None:
+    clock = Clock()
+    engine, schema = with_needed(8, tmp_path, clock)
+    with engine:
+        engine.run({"r0": at(schema, 1, 101)})
+        clock.advance(6)
+        engine.run({"r0": at(schema, 2)})
+        clock.advance(4)
+        engine.run({})
+    # 1 is over; a clock an hour slow must not say otherwise, and what arrives now must live its ten seconds.
+    clock.advance(-3_600)
+    engine, schema = with_needed(8, tmp_path, clock)
+    with engine:
+        assert sorted(rows_of(engine.run({"r0": at(schema, 3), "r1": at(schema, 7)})["q"])) == [
+            (2, 7),
+            (3, 7),
+            (101, 7),
+        ]
+        clock.advance(3_600 + 9)
+        assert sorted(rows_of(engine.run({"r1": at(schema, 8)})["q"])) == [(3, 8), (101, 8)]
+        clock.advance(1)
+        assert sorted(rows_of(engine.run({"r1": at(schema, 9)})["q"])) == [(101, 9)]
 
 
 def start_ms(seconds: int) -> int:

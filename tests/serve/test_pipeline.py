@@ -29,6 +29,7 @@ schema = "id BIGINT, ts TIMESTAMP"
 options = { maxFilesPerTrigger = 1, multiLine = true }
 watermark = "ts, 10 minutes"
 ttl = "7 days"
+needed = "id < 5"
 
 [streams.ticks]
 format = "rate"
@@ -77,11 +78,12 @@ def test_absolute_paths_and_uris_stay_as_they_are(good: Pipeline, tmp_path: Path
     assert load(write(tmp_path, text)).streams[0].path == "s3a://bucket/orders"
 
 
-def test_a_stream_takes_options_watermark_and_ttl(good: Pipeline) -> None:
+def test_a_stream_takes_options_watermark_ttl_and_what_is_needed_longer(good: Pipeline) -> None:
     orders, ticks = good.streams
     assert orders.options == {"maxFilesPerTrigger": "1", "multiLine": "true"}
     assert orders.watermark == ("ts", "10 minutes")
-    assert orders.ttl == "7 days"
+    assert (orders.ttl, orders.needed) == ("7 days", "id < 5")
+    assert (ticks.ttl, ticks.needed) == (None, None)
     assert (ticks.path, ticks.schema, ticks.watermark) == (None, None, None)
 
 
@@ -128,6 +130,12 @@ def test_broken_toml_is_refused_with_its_line(tmp_path: Path) -> None:
         ('path = "orders"', "", "PIPELINE_MISSING", "[streams.orders] path is missing"),
         ('format = "rate"', "", "PIPELINE_MISSING", "[streams.ticks] format is missing"),
         ("ttl =", "tll =", "PIPELINE_KEY", "[streams.orders] 'tll' is not a known key; did you mean 'ttl'?"),
+        ('ttl = "7 days"', "", "PIPELINE_MISSING", "[streams.orders] needed is given, but ttl is missing"),
+        ('ttl = "7 days"', 'ttl = "soon"', "PIPELINE_VALUE", "[streams.orders] ttl = 'soon'"),
+        ('ttl = "7 days"', 'ttl = "0 days"', "PIPELINE_VALUE", "[streams.orders] ttl = '0 days'"),
+        ('needed = "id < 5"', "needed = true", "PIPELINE_VALUE", "[streams.orders] needed = True"),
+        ('needed = "id < 5"', 'needed = ""', "PIPELINE_VALUE", "[streams.orders] needed = ''"),
+        ("needed =", "neded =", "PIPELINE_KEY", "'neded' is not a known key; did you mean 'needed'?"),
         ('"ts, 10 minutes"', '"ts"', "PIPELINE_VALUE", "[streams.orders] watermark = 'ts'"),
         ('format = "rate"', 'format = "rate"\noptions = 3', "PIPELINE_VALUE", "[streams.ticks] options = 3"),
         ('sql_file = "kept.sql"', "", "PIPELINE_MISSING", "[queries.kept] needs either sql or sql_file"),

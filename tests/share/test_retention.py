@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, permutations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.errors import QueryError
 from plait.query.expr import ColumnRef
 from plait.query.graph import Alias, Equality, JoinGraph, Window
 from plait.query.relation import Relation
-from plait.share.retention import keep_us, upper_bounds
+from plait.share.retention import keep_us, upper_bounds, with_ttls
 
 NAMES = "abcd"
 TIMED = {n: Relation(n, (("k", "int"), ("ts", "timestamp")), "ts", 1000) for n in NAMES}
@@ -78,3 +81,53 @@ def test_the_bound_between_two_aliases_is_the_tightest_of_all_chains(windows: di
             sum(direct[step] for step in pairwise(c)) for c in chains if all(step in direct for step in pairwise(c))
         ]
         assert found.get((z, x)) == min(sums, default=None)
+
+
+# ---------------------------------------------------------------- TTLs by hint
+
+
+def hinted(read: dict[str, str], **ttls: int) -> JoinGraph:
+    """A join of aliases that read these streams; some have a TTL by hint."""
+    names = list(read)
+    return JoinGraph(
+        "",
+        tuple(Alias(name, stream, None, (), ttls.get(name)) for name, stream in read.items()),
+        tuple(Equality(ColumnRef(names[0], "k", "int"), ColumnRef(n, "k", "int")) for n in names[1:]),
+        (),
+    )
+
+
+OWN = {**TIMED, "b": replace(TIMED["b"], ttl_us=7)}
+
+
+def settled(graphs: dict[str, JoinGraph]) -> dict[str, int | None]:
+    return {name: relation.ttl_us for name, relation in with_ttls(graphs, OWN).items()}
+
+
+def test_a_hint_gives_its_stream_a_ttl_and_leaves_the_others_theirs() -> None:
+    graph = hinted({"x": "a", "y": "b", "z": "c"}, x=5)
+    assert settled({"q": graph}) == {"a": 5, "b": 7, "c": None, "d": None}
+
+
+def test_queries_and_aliases_that_agree_share_one_ttl() -> None:
+    one, other = hinted({"x": "a", "y": "a"}, x=5, y=5), hinted({"x": "a", "z": "b"}, x=5, z=7)
+    assert settled({"q": one, "r": other})["a"] == 5
+    assert settled({"r": other})["b"] == 7
+
+
+@pytest.mark.parametrize(
+    ("graphs", "words"),
+    [
+        ([hinted({"x": "a", "y": "b"}, y=8)], "stream 'b' is shared, but its TTL is 7e-06 s by its ttl= and 8e-06 s"),
+        ([hinted({"x": "a", "y": "a"}, x=5)], "5e-06 s for alias x of query 'q0' and none for alias y of query 'q0'"),
+        ([hinted({"x": "a", "y": "c"}, x=5), hinted({"x": "a", "y": "d"}, x=6)], "alias x of query 'q1'"),
+        ([hinted({"x": "a", "y": "c"}), hinted({"x": "a", "y": "d"}, x=6)], "none for alias x of query 'q0'"),
+        ([hinted({"x": "a", "y": "c"}, x=6), hinted({"x": "a", "y": "d"})], "none for alias x of query 'q1'"),
+    ],
+)
+def test_those_who_share_a_stream_must_agree_on_its_ttl(graphs: list[JoinGraph], words: str) -> None:
+    with pytest.raises(QueryError) as caught:
+        settled({f"q{i}": graph for i, graph in enumerate(graphs)})
+    assert caught.value.code == "TTL_CONFLICT"
+    assert words in caught.value.cause
+    assert "engine.stream(" in caught.value.remedy

@@ -131,6 +131,7 @@ def describe(graph: JoinGraph) -> str:
     lines = []
     for alias in graph.aliases:
         lines.append(f"{alias.name}: {alias.relation}" + (f" where {alias.filter}" if alias.filter else ""))
+        lines += [] if alias.ttl_us is None else [f"    TTL {alias.ttl_us / 1e6:g} s"]
         lines += [f"    {c.name} {c.type}" + (f" := {c.sql}" if c.sql != quote(c.name) else "") for c in alias.columns]
     lines += [f"key {e}" for e in graph.equalities]
     lines += [f"window {w}" for w in graph.windows]
@@ -381,3 +382,45 @@ def test_a_stream_has_one_watermark(spark: SparkSession) -> None:
 def test_a_ttl_is_a_fixed_positive_time(spark: SparkSession, ttl: str) -> None:
     with pytest.raises(StreamError, match="TTL"):
         relation_of("s", rate(spark), ttl)
+
+
+def test_a_ttl_is_text(spark: SparkSession) -> None:
+    with pytest.raises(StreamError, match=r"\[TTL\].*'7'"):
+        relation_of("s", rate(spark), 7)  # type: ignore[arg-type]
+
+
+def test_what_is_needed_is_any_condition_over_a_row(session: SparkSession) -> None:
+    for needed in ("value % 2 = 0", "timestamp IS NULL OR `value` > 3 -- why not", "true", "CAST(NULL AS BOOLEAN)"):
+        assert relation_of("s", rate(session), "1 day", needed).needed == needed
+
+
+@pytest.mark.parametrize(
+    ("needed", "code", "words"),
+    [
+        ("", "NEEDED", "Syntax error"),
+        ("value >", "NEEDED", "Syntax error"),
+        ("value", "NEEDED", "BIGINT"),
+        ("colour = 3", "UNKNOWN_COLUMN", "colour"),
+        ("rand() < 0.5", "NON_DETERMINISTIC", "rand()"),
+        ("timestamp < current_timestamp()", "NON_DETERMINISTIC", "the current time"),
+        ("python_upper('x') = 'X'", "PYTHON_UDF", "a Python function"),
+        ("value IN (SELECT id FROM dimension)", "NEEDED", "IN (SELECT"),
+        ("max(value) > 3", "NEEDED", "aggregate"),
+        ("row_number() OVER (ORDER BY value) = 1", "NEEDED", ""),
+        ("value > 1; DROP TABLE s", "NEEDED", "Syntax error"),
+    ],
+)
+def test_what_is_no_condition_over_a_row_is_refused(session: SparkSession, needed: str, code: str, words: str) -> None:
+    with pytest.raises(StreamError) as caught:
+        relation_of("s", rate(session), "1 day", needed)
+    assert caught.value.code == code, str(caught.value)
+    assert words.lower() in caught.value.cause.lower()
+    assert f"needed={needed!r} of stream s" in caught.value.cause
+    assert caught.value.remedy
+
+
+def test_what_is_needed_longer_than_the_ttl_needs_one(spark: SparkSession) -> None:
+    with pytest.raises(StreamError, match=r"\[NEEDED\].*ttl=\"7 days\""):
+        relation_of("s", rate(spark), None, "value > 3")
+    with pytest.raises(StreamError, match=r"\[NEEDED\].*Column, not SQL text"):
+        relation_of("s", rate(spark), "1 day", F.col("value") > 3)  # type: ignore[arg-type]

@@ -24,9 +24,11 @@ DDL = {
     "customer": "id bigint, region int, name string",
     "product": "id int, name string",
     "payments": "order_id int, ts timestamp, amount decimal(10,2), method string",
+    "refunds": "order_id int, state string",
 }
 WATERMARKS = {"orders": "10 seconds", "payments": "1 minute"}
-TTL = {"product": "1 day"}
+TTL = {"product": "1 day", "refunds": "7 days"}
+NEEDED = {"refunds": "state = 'open'"}
 CASES: dict[str, dict[str, str]] = {
     "star": {
         "star": "SELECT o.id, l.price, p.amount FROM orders o JOIN lines l ON o.id = l.order_id "
@@ -48,6 +50,10 @@ CASES: dict[str, dict[str, str]] = {
         "paid": "SELECT o.id, p.amount FROM orders o JOIN payments p ON o.id = p.order_id "
         "AND p.ts BETWEEN o.ts AND o.ts + INTERVAL 1 HOUR"
     },
+    "expiry": {
+        "back": "SELECT /*+ STATE_TTL('c', '12h') */ c.name, r.state FROM customer c "
+        "JOIN refunds r ON c.id = r.order_id",
+    },
     "sharing": {
         "dear": "SELECT o.id, l.price FROM orders o JOIN lines l ON o.id = l.order_id WHERE l.price > 100",
         "known": "SELECT o.id, l.price, p.amount FROM orders o JOIN lines l ON o.id = l.order_id "
@@ -62,7 +68,7 @@ def engine(spark: SparkSession, tmp_path: Path) -> Iterator[plait.Engine]:
         for name, ddl in DDL.items():
             frame = ScriptedStream(spark, tmp_path / name, ddl).frame()
             frame = frame.withWatermark("ts", WATERMARKS[name]) if name in WATERMARKS else frame
-            made.stream(name, frame, ttl=TTL.get(name))
+            made.stream(name, frame, ttl=TTL.get(name), needed=NEEDED.get(name))
         yield made
 
 

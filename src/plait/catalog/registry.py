@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.errors import CheckpointError
 from plait.query.graph import JoinGraph
-from plait.query.plan import Plan
+from plait.query.plan import Plan, Store
 from plait.query.relation import Relation
 
 _REMEDY = "restore the old definition, or start with a new checkpoint directory"
@@ -33,11 +33,18 @@ def catalog_of(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[s
                 "columns": [[c.name, c.type] for c in store.columns],
                 "masked": store.masked,
                 "ttl": store.ttl_us is not None,
+                **_needed(plan, store),
             }
             for store in plan.stores
         },
         "filters": {i.relation: list(i.filters) for i in plan.inputs},
     }
+
+
+def _needed(plan: Plan, store: Store) -> dict[str, str]:
+    """Which rows outlive the TTL was decided when they arrived; absent where the TTL is all there is."""
+    needed = plan.input_by_relation[store.relation].needed
+    return {} if needed is None else {"needed": needed}
 
 
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

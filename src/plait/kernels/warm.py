@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from plait.kernels.filters import ask_filter, build_filter
 from plait.kernels.hashing import combine, hash_bytes, mix64, owner
 from plait.kernels.probe import expand, gather_ranges, product_ends
-from plait.kernels.runs import group_starts, lookup, merge_order
+from plait.kernels.runs import fence, group_starts, lookup, lookup_fenced, merge_order
 
 
 def warm_up() -> None:
@@ -17,6 +18,8 @@ def warm_up() -> None:
     owner(hashes, 2)
     runs = np.sort(hashes)
     lookup(runs, runs)
+    lookup_fenced(runs, fence(runs), runs)
+    ask_filter(build_filter(runs), int(runs[0]), int(runs[-1]), runs)
     merge_order([runs, runs])
     group_starts(runs)
     ones = np.ones((2, 1), np.int64)

@@ -42,6 +42,8 @@ class Alias:
     relation: str
     filter: str | None
     columns: tuple[ColumnDef, ...]
+    ttl_us: int | None = None
+    """The TTL that the hint STATE_TTL gives; None is what the stream has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,13 @@ MASK = "#mask"
 """Column with one bit per distinct filter of a relation that several aliases filter differently (query sets)."""
 
 ARRIVED = "#at"
-"""Column with the epoch's clock in microseconds, kept where a relation has a TTL."""
+"""Column with the epoch's clock in microseconds, kept where a relation has a TTL; FOREVER in rows still needed."""
+
+NEEDED = "#needed"
+"""Column that says, on the way to ARRIVED, for which rows the relation's predicate `needed` is true."""
+
+FOREVER = 1 << 62
+"""An arrival that no TTL ends; a TTL is shorter, so that their sum still fits 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,8 @@ class Input:
     delay_ms: int | None
     ttl_us: int | None
     edges: tuple[IngestEdge, ...]
+    needed: str | None = None
+    """SQL over the stream's columns: rows for which it is true when they arrive outlive the TTL."""
 
 
 @dataclass(frozen=True, slots=True)

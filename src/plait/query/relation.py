@@ -20,13 +20,17 @@ class ColumnDef:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A stream as the planner sees it: columns with Spark types, event time and watermark delay, TTL."""
+    """A stream as the planner sees it: columns with Spark types, event time and watermark delay, TTL.
+
+    `needed` is SQL over its columns: rows for which it is true outlive the TTL.
+    """
 
     name: str
     columns: tuple[tuple[str, str], ...]
     time_column: str | None = None
     delay_ms: int | None = None
     ttl_us: int | None = None
+    needed: str | None = None
 
     def type_of(self, column: str) -> str:
         """Spark's simple type string of a column."""

@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from plait.query.plan import ARRIVED, HASH, MASK, IngestEdge, Input
+from plait.query.plan import ARRIVED, FOREVER, HASH, MASK, NEEDED, IngestEdge, Input
 from plait.runtime.exchange import SCHEMA, Outbox
 from plait.state.columns import single, take
 from plait.state.keys import hash_key, null_rows
@@ -58,6 +58,9 @@ def bucketised(df: DataFrame, source: Input) -> DataFrame:
     # Numbered, because mapInArrow looks its columns up by name, and a dot in one (`1.5D`, `a.b`) would mislead it.
     numbers = {c.name: f"c{i}" for i, c in enumerate(source.columns)}
     columns = [F.expr(c.sql).alias(numbers[c.name]) for c in source.columns]
+    if source.needed is not None:
+        # NULL is not needed.
+        columns.append(F.when(F.expr(source.needed), True).otherwise(False).alias(NEEDED))
     if len(source.filters) == 1:
         if source.filters[0] is not None:
             df = df.where(source.filters[0])
@@ -81,7 +84,8 @@ def _query_set(source: Input) -> str:
 
 
 def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    names = [c.name for c in source.columns] + ([MASK] if len(source.filters) > 1 else [])
+    names = [c.name for c in source.columns]
+    names += ([NEEDED] if source.needed is not None else []) + ([MASK] if len(source.filters) > 1 else [])
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         named = (batch.rename_columns(names) for batch in batches)
@@ -156,6 +160,9 @@ def _bucket(table: pa.Table, source: Input, edge: IngestEdge, parameters: EpochP
     names = [*source.travelling, *([MASK] if len(source.filters) > 1 else [])]
     arrays = [pa.array(hashes[order]), *(take(single(table.column(name)), order) for name in names)]
     if source.ttl_us is not None:
-        arrays.append(pa.array(np.full(len(order), parameters.clock_us, np.int64)))
+        arrived = np.full(len(order), parameters.clock_us, np.int64)
+        if source.needed is not None:
+            arrived[single(table.column(NEEDED)).to_numpy(zero_copy_only=False)[order]] = FOREVER
+        arrays.append(pa.array(arrived))
         names.append(ARRIVED)
     return pa.table(arrays, names=[HASH, *names])

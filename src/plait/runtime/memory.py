@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from plait.config import Config
+from plait.config import LEAST_MEMORY, Config, bytes_of
 
+_MOST_BY_DEFAULT = 2 << 30
 _CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
 
 
@@ -40,11 +41,15 @@ def _cgroup_limits() -> list[int]:
 def task_memory(config: Config, tasks: int, executor_cores: str | None) -> int:
     """What one task may hold: tasks that run at the same time on an executor share `Config.memory_limit`."""
     cores = int(executor_cores) if executor_cores and executor_cores.isdigit() else os.cpu_count() or 1
-    return config.memory_bytes // max(1, min(tasks, cores))
+    if config.memory_limit is not None:
+        limit = bytes_of("memory_limit", config.memory_limit)
+    else:
+        limit = max(LEAST_MEMORY, min(machine_memory() // 8, _MOST_BY_DEFAULT))
+    return limit // max(1, min(tasks, cores))
 
 
 def compress_above(config: Config) -> float:
     """State above this many bytes is compressed in its deeper tiers."""
     if config.compress_above is not None:
-        return config.compress_bytes
+        return bytes_of("compress_above", config.compress_above)
     return machine_memory() / 2

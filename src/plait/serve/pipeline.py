@@ -16,7 +16,8 @@
     schema = "id BIGINT, ts TIMESTAMP"    # DDL
     options = { maxFilesPerTrigger = 1 }  # passed to the source
     watermark = "ts, 10 minutes"          # event-time column, delay
-    ttl = "7 days"                        # rows are forgotten this long after they arrived
+    ttl = "7 days"                        # rows are forgotten this long after they arrived,
+    needed = "status = 'open'"            # except those for which this is true
 
     [queries.big]
     sql = """SELECT …"""                  # or sql_file = "big.sql"
@@ -45,6 +46,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.config import Config
 from plait.errors import ConfigError, PipelineError
+from plait.sql.durations import parse_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,6 +69,7 @@ class StreamSpec:
     options: Mapping[str, str]
     watermark: tuple[str, str] | None
     ttl: str | None
+    needed: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ def load(file: Path) -> Pipeline:
 def build(pipeline: Pipeline, engine: Engine, spark: SparkSession) -> None:
     """Register the streams, queries and sinks of a pipeline with an engine."""
     for stream in pipeline.streams:
-        engine.stream(stream.name, _read(pipeline, stream, spark), ttl=stream.ttl)
+        engine.stream(stream.name, _read(pipeline, stream, spark), ttl=stream.ttl, needed=stream.needed)
     for query in pipeline.queries:
         handle = engine.query(query.name, query.sql)
         if query.sink is not None:
@@ -165,7 +168,7 @@ def _read(pipeline: Pipeline, stream: StreamSpec, spark: SparkSession) -> DataFr
 
 
 def _stream(table: _Table, name: str) -> StreamSpec:
-    table.allow("format", "path", "schema", "options", "watermark", "ttl")
+    table.allow("format", "path", "schema", "options", "watermark", "ttl", "needed")
     kind = table.text("format", required=True) or ""
     by_file = kind.lower() in FILE_FORMATS
     watermark = table.text("watermark")
@@ -182,8 +185,28 @@ def _stream(table: _Table, name: str) -> StreamSpec:
         schema=table.text("schema", required=by_file),
         options=dict(_flatten(table.table("options").values)),
         watermark=split,
-        ttl=table.text("ttl"),
+        ttl=_ttl(table),
+        needed=_needed(table),
     )
+
+
+def _ttl(table: _Table) -> str | None:
+    ttl = table.text("ttl")
+    try:
+        if ttl is not None:
+            parse_duration(ttl)
+    except ValueError:
+        raise table.wrong("ttl", 'a length of time, such as "7 days"') from None
+    return ttl
+
+
+def _needed(table: _Table) -> str | None:
+    needed = table.text("needed")
+    if needed is not None and "ttl" not in table.values:
+        raise PipelineError(
+            "PIPELINE_MISSING", f"{table.where} needed is given, but ttl is missing", 'add ttl = "7 days", or drop it'
+        )
+    return needed
 
 
 def _query(table: _Table, name: str) -> QuerySpec:

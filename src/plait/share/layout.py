@@ -18,7 +18,7 @@ from plait.query.expr import ColumnRef, columns_of
 from plait.query.graph import Alias, JoinGraph
 from plait.query.plan import IngestEdge, Input, Key, Store, filter_bit, key_of, store_id
 from plait.query.relation import ColumnDef, Relation
-from plait.share.retention import keep_us
+from plait.share.retention import keep_us, with_ttls
 
 MOST_FILTERS = 62
 """Bits of a query set (a signed 64-bit column)."""
@@ -47,6 +47,7 @@ class Layout:
 
 def layout(graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation]) -> Layout:
     """The layout for these queries; inputs are in the order of registration."""
+    relations = with_ttls(graphs, relations)
     filters = _distinct_filters(graphs)
     columns = _physical_columns(graphs)
     kept = _retention(graphs, relations)
@@ -211,6 +212,7 @@ def _inputs(
                 delay_ms=relation.delay_ms,
                 ttl_us=relation.ttl_us,
                 edges=edges,
+                needed=relation.needed,
             )
         )
     return tuple(inputs)

@@ -5,13 +5,18 @@ tightest implied bound between *any* two aliases, also those that no window name
 time t can meet a future row of z only while z's time may still be at most t + d(z, x); rows of z at or below the
 watermark are dropped as late.  So once the watermark reaches t + d(z, x) for every other alias z, the row of x can
 take part in no further result.  An alias that no chain of windows bounds, or that has no watermark, keeps it for ever.
+
+A TTL is simpler: it belongs to the stream.  A query may give it by the hint STATE_TTL instead of `ttl=`, but rows rest
+once for all queries, so whoever reads the stream has to agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 
+from plait.errors import QueryError
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
 
@@ -48,3 +53,24 @@ def keep_us(graph: JoinGraph, relations: Mapping[str, Relation]) -> dict[str, in
         known = [reach for reach in reaches if reach is not None]
         kept[alias.name] = max(known) if timed and len(known) == len(reaches) else None
     return kept
+
+
+def with_ttls(graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation]) -> dict[str, Relation]:
+    """The relations with the TTLs that hints give them; refused unless all that read a stream mean the same."""
+    meant: dict[str, dict[int | None, str]] = {}
+    for query, graph in graphs.items():
+        for alias in graph.aliases:
+            own = relations[alias.relation].ttl_us
+            found = meant.setdefault(alias.relation, {} if own is None else {own: "by its ttl="})
+            ttl = own if alias.ttl_us is None else alias.ttl_us
+            found.setdefault(ttl, f"for alias {alias.name} of query {query!r}")
+    for stream, found in meant.items():
+        if len(found) > 1:
+            said = [f"{'none' if us is None else f'{us / 1e6:g} s'} {by}" for us, by in list(found.items())[:2]]
+            raise QueryError(
+                "TTL_CONFLICT",
+                f"the state of stream {stream!r} is shared, but its TTL is {' and '.join(said)}",
+                f"give the TTL once, by engine.stream({stream!r}, …, ttl=…), or the same hint wherever it is read",
+            )
+    settled = {stream: next(iter(found)) for stream, found in meant.items()}
+    return {name: replace(r, ttl_us=settled.get(name, r.ttl_us)) for name, r in relations.items()}

@@ -7,8 +7,8 @@
              → JoinGraph
 
 `expressions.py` reads and prints Catalyst's expressions, `native.py` says which of them a join task evaluates
-itself, `windows.py` recognises bounds on event time, `durations.py` reads a TTL, and `residual.py` is what Spark
-still has to do to the joined rows.
+itself, `windows.py` recognises bounds on event time, `hints.py` and `durations.py` read TTLs, and `residual.py` is
+what Spark still has to do to the joined rows.
 """
 
 from plait.sql.graph_rules import RULES

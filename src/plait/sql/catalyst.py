@@ -24,6 +24,7 @@ from pyspark.sql.types import StructField, StructType
 from plait.errors import QueryError, StreamError
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
+from plait.sql import hints
 from plait.sql.durations import parse_duration
 from plait.sql.expressions import Node, Printer, prints_faithfully, read, unprintable
 from plait.sql.graph_rules import Draft, build_graph
@@ -63,8 +64,10 @@ def read_graph(
     """The join graph of a query over the registered streams, or a QueryError that says what cannot be joined."""
     jvm: Any = spark._jvm
     session = _stub_session(spark, schemas)
-    with _explained(sorted(relations)):
-        analysed = _analyse(jvm, session, sql)
+    with _explained(sorted(relations), sql):
+        parsed = session.sessionState().sqlParser().parsePlan(sql)
+        ttls = hints.read_ttls(parsed) if hints.NAME in sql.upper() else []
+        analysed = _analyse(jvm, session, hints.without_ttls(parsed, jvm.PythonUtils.toSeq) if ttls else parsed)
         refuse_constructs(analysed)
         written = written_inputs(analysed, sorted(relations))
         optimised = _execution(jvm, session, analysed).optimizedPlan()
@@ -80,6 +83,7 @@ def read_graph(
         printer=Printer(aliases, columns, reserved_words(jvm)),
         pending=list(join.conjuncts),
         filters=[{} for _ in join.leaves],
+        ttls=hints.ttl_by_alias(ttls, {a: leaf.stream for a, leaf in zip(aliases, join.leaves, strict=True)}),
     )
     graph = build_graph(sql, draft)
     doubtful = [node for node in draft.left_to_spark if not prints_faithfully(node)]
@@ -128,9 +132,9 @@ def _stub_session(spark: SparkSession, schemas: Mapping[str, StructType]) -> Any
     return session
 
 
-def _analyse(jvm: Any, session: Any, sql: str) -> Any:
+def _analyse(jvm: Any, session: Any, parsed: Any) -> Any:
     """The analysed plan with CTEs inlined: each of their uses then has columns of its own."""
-    analysed = _execution(jvm, session, session.sessionState().sqlParser().parsePlan(sql)).analyzed()
+    analysed = _execution(jvm, session, parsed).analyzed()
     if analysed.getClass().getSimpleName() != "WithCTE":
         return analysed
     inline = jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE
@@ -161,13 +165,13 @@ def _distinct(names: list[str]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _explained(known: list[str]) -> Iterator[None]:
+def _explained(known: list[str], sql: str) -> Iterator[None]:
     """Spark's errors as ours; its own logging of them is kept quiet, since the error says it all."""
     try:
         with _quiet():
             yield
     except ParseException as error:
-        raise QueryError("SYNTAX", _first_line(error), "correct the SQL text") from error
+        raise QueryError("SYNTAX", _first_line(error), hints.spelling(sql) or "correct the SQL text") from error
     except AnalysisException as error:
         raise _explain(error, known) from error
 
@@ -207,8 +211,8 @@ def _first_line(error: Any) -> str:
     return re.sub(r"\s*SQLSTATE: \w+", "", text.split("\n\n")[0].split(";\n")[0]).replace("\n", " ").strip()
 
 
-def relation_of(name: str, df: DataFrame, ttl: str | None = None) -> Relation:
-    """A stream as the planner sees it: columns, event time and delay as `withWatermark` left them, TTL."""
+def relation_of(name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None) -> Relation:
+    """A stream as the planner sees it: columns, event time and delay as `withWatermark` left them, and its TTL."""
     if not _NAME.fullmatch(name):
         raise StreamError("NAME", f"{name!r} cannot name a stream", "use letters, digits and underscores")
     if not df.isStreaming:
@@ -228,13 +232,35 @@ def relation_of(name: str, df: DataFrame, ttl: str | None = None) -> Relation:
             "call withWatermark once, on the column that the queries' time bounds use",
         )
     try:
-        ttl_us = None if ttl is None else parse_duration(ttl)
+        ttl_us = None if ttl is None else parse_duration(str(ttl))
     except ValueError as error:
         raise StreamError("TTL", f"the TTL of stream {name}: {error}", 'write, for example, "7 days"') from error
+    if needed is not None:
+        _check_needed(name, df, ttl, needed)
     return Relation(
         name=name,
         columns=tuple((field.name, field.dataType.simpleString()) for field in df.schema.fields),
         time_column=times[0].name if times else None,
         delay_ms=int(times[0].metadata[_DELAY_KEY]) if times else None,
         ttl_us=ttl_us,
+        needed=needed,
     )
+
+
+def _check_needed(name: str, df: DataFrame, ttl: str | None, needed: str) -> None:
+    """Refuse a predicate that is no condition over one row of the stream, or has no TTL to be an exception from."""
+    remedy = "write a condition over the stream's own columns, for example needed=\"status = 'open'\""
+    if ttl is None:
+        cause = f"stream {name} says which rows are needed longer than its TTL, but has none"
+        raise StreamError("NEEDED", cause, 'give a TTL as well, for example ttl="7 days"')
+    if not isinstance(needed, str):
+        raise StreamError("NEEDED", f"needed of stream {name} is a {type(needed).__name__}, not SQL text", remedy)
+    session = _stub_session(df.sparkSession, {name: df.schema})
+    try:
+        with _explained([], needed):
+            refuse_constructs(session.table(name).filter(needed).queryExecution().analyzed())
+    except QueryError as error:
+        cause = f"needed={needed!r} of stream {name}: {error.cause}"
+        if error.code in ("UNKNOWN_COLUMN", "NON_DETERMINISTIC", "PYTHON_UDF"):
+            raise StreamError(error.code, cause, error.remedy) from error
+        raise StreamError("NEEDED", cause, remedy) from error

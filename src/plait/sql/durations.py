@@ -15,6 +15,8 @@ _UNITS = {
     **dict.fromkeys(("d", "day", "days"), 86_400 * _SECOND),
     **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400 * _SECOND),
 }
+LONGEST_US = 1 << 61
+"""About 73,000 years: times in microseconds and their sums stay within 64 bits."""
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*,?")
 
 
@@ -38,4 +40,6 @@ def parse_duration(text: str) -> int:
         raise ValueError(f"{text!r} is not a length of time")
     if total < 1:
         raise ValueError(f"{text!r} is not longer than zero")
+    if total > LONGEST_US:
+        raise ValueError(f"{text!r} is longer than 73,000 years")
     return int(total)

@@ -14,7 +14,7 @@ A rule leaves the draft in a valid state, so their order is the order of reading
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.errors import QueryError
 from plait.query.expr import ColumnRef, columns_of
@@ -39,6 +39,7 @@ class Draft:
     printer: Printer
     pending: list[Node]
     filters: list[dict[str, Node | None]]
+    ttls: Mapping[str, int] = field(default_factory=dict)
     equalities: dict[Equality, Node | None] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
     conditions: list[Condition] = field(default_factory=list)
@@ -82,8 +83,9 @@ class Draft:
 
     @property
     def streams(self) -> dict[str, Relation]:
-        """The relations by alias."""
-        return {name: self.relations[leaf.stream] for name, leaf in zip(self.names, self.join.leaves, strict=True)}
+        """The relations by alias, with the TTLs of the query's hints."""
+        found = {name: self.relations[leaf.stream] for name, leaf in zip(self.names, self.join.leaves, strict=True)}
+        return {name: replace(r, ttl_us=self.ttls.get(name, r.ttl_us)) for name, r in found.items()}
 
 
 def push_filters(draft: Draft) -> None:
@@ -264,6 +266,7 @@ def build_graph(sql: str, draft: Draft) -> JoinGraph:
             leaf.stream,
             conjunction({text: node for text, node in filters.items() if not _is_implied(node, required)}),
             tuple(draft.columns[r][0] for r in used if r.alias == name),
+            draft.ttls.get(name),
         )
         for name, leaf, filters in zip(draft.names, draft.join.leaves, draft.filters, strict=True)
     )

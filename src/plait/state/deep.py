@@ -12,13 +12,14 @@ whenever it is read from the file.  So opening costs what the hashes weigh, not 
 is found however late.
 
 Cost.  A lookup: one question to the filter, then one page of hashes.  A row that is read: its block, unless that is
-in the cache.  Rows are asked for in ascending order, so reads go forward; the blocks to come are announced to the
-operating system (WILLNEED) before the first is decompressed.
+in the cache.  Probes and rows come in ascending order, so reads go forward.  The map is declared random, so that a
+page costs a page and not the operating system's read-ahead; what will be touched is announced (WILLNEED) before it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -26,6 +27,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -35,20 +37,24 @@ import xxhash
 from plait.errors import CorruptionError
 from plait.kernels import I64, U64
 from plait.kernels.filters import ask_filter, build_filter
-from plait.kernels.runs import fence, lookup_fenced
+from plait.kernels.runs import STRIDE, fence, lookup_fenced
 from plait.query.plan import Store
 from plait.state.cache import CACHE
-from plait.state.columns import take
+from plait.state.columns import single, take
 from plait.state.files import RESTORE
-from plait.state.run import METER, NOTHING, Found, within
+from plait.state.run import METER, NOTHING, Found, ends_of, within
 from plait.state.segment import SegmentInfo, Summary, Tee, new_path, writing
 
-BLOCK_BYTES = 64 << 10
-"""Of rows in memory per block: decompressing one costs about as much as finding it."""
+BLOCK_BYTES = 32 << 10
+"""Of rows in memory per block: decompressing one costs about as much as finding it on disk."""
 
 _MOST_ROWS = 8192
-_GAP = 128 << 10
-"""Blocks at most this far apart are announced as one read."""
+_MADV_RANDOM = 1
+_GAP = 32 << 10
+"""What is at most this far apart is announced as one read."""
+
+_TOGETHER = 64
+"""Blocks that rows are taken from at a time."""
 
 
 class DeepWriter:
@@ -108,8 +114,9 @@ class DeepWriter:
         self.meta = tee.size
         tee.digest = xxhash.xxh3_128()
         self._writer.close()
-        index: dict[str, Any] = {"ipc": tee.size, "block_rows": self.block_rows, "width": self.width}
         hashes = np.concatenate(self._hashes)
+        index: dict[str, Any] = {"ipc": tee.size, "block_rows": self.block_rows, "width": self.width}
+        index["ends"] = ends_of(hashes)
         parts = {
             "hashes": hashes,
             "fence": fence(hashes),
@@ -145,6 +152,10 @@ class DeepSegment:
 
     path: str
     content: pa.Buffer
+    ends: tuple[int, int]
+    """The first and the last hash, those before `first` included."""
+    hashes_at: int
+    """Where the hashes begin in the file."""
     all_hashes: U64
     fence: U64
     filter: U64
@@ -159,6 +170,7 @@ class DeepSegment:
     @classmethod
     def of(cls, path: str, content: pa.Buffer) -> DeepSegment:
         """Opens verified bytes."""
+        _read_no_more_than_asked(content)
         (length,) = struct.unpack("<Q", content.slice(content.size - 8).to_pybytes())
         index = json.loads(content.slice(content.size - 8 - length, length).to_pybytes())
 
@@ -169,6 +181,8 @@ class DeepSegment:
         return cls(
             path=path,
             content=content,
+            ends=tuple(index["ends"]),
+            hashes_at=index["hashes"][0],
             all_hashes=words("hashes"),
             fence=words("fence"),
             filter=words("filter"),
@@ -190,11 +204,15 @@ class DeepSegment:
 
     def find(self, probes: U64) -> Found:
         """Looks sorted probes up: those within the range of the hashes and not denied by the filter."""
-        begin, end = within(probes, self.hashes)
+        low_end = int(self.all_hashes[self.first]) if self.first else self.ends[0]
+        begin, end = within(probes, low_end, self.ends[1])
         if begin == end:
             return NOTHING
         asked = probes[begin:end]
-        passed = ask_filter(self.filter, int(self.all_hashes[0]), int(self.all_hashes[-1]), asked)
+        passed = ask_filter(self.filter, *self.ends, asked)
+        # The hash before a fence post is on the page before; most are in the middle of one.
+        pages = np.unique(np.maximum(np.searchsorted(self.fence, asked[passed]), 1)) - 1
+        self._announce(self.hashes_at + pages * (8 * STRIDE), self.hashes_at + (pages + 1) * (8 * STRIDE))
         low, high = lookup_fenced(asked[passed], self.fence, self.all_hashes)
         hit = np.flatnonzero(high > low)
         METER.filter_asked += len(asked)
@@ -205,17 +223,29 @@ class DeepSegment:
 
     def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
         """Columns of the rows with these numbers, which come block by block."""
+        if not names:
+            return []
         if not len(rows):
             return [pa.array([], self._schema.field(name).type) for name in names]
         blocks = rows // self.block_rows
-        cuts = np.concatenate(([0], np.flatnonzero(np.diff(blocks)) + 1, [len(rows)]))
-        wanted = blocks[cuts[:-1]]
+        cuts = np.concatenate(([0], np.flatnonzero(np.diff(blocks)) + 1))
+        wanted = blocks[cuts]
         parts: list[list[pa.Array]] = [[] for _ in names]
-        for block, batch, begin, end in zip(wanted, self._blocks(names, wanted), cuts[:-1], cuts[1:], strict=True):
-            inside = rows[begin:end] - block * self.block_rows
+        found = self._blocks(names, wanted)
+        for begin in range(0, len(wanted), _TOGETHER):
+            near = wanted[begin : begin + _TOGETHER]
+            table = pa.Table.from_batches(list(islice(found, len(near))))
+            until = cuts[begin + len(near)] if begin + len(near) < len(cuts) else len(rows)
+            places = np.cumsum([0, *(self._rows_of(n) for n in near[:-1].tolist())])
+            inside = rows[cuts[begin] : until]
+            which = np.repeat(np.arange(len(near)), np.diff([*cuts[begin : begin + len(near)], until]))
+            inside = inside - (near * self.block_rows)[which] + places[which]
             for part, name in zip(parts, names, strict=True):
-                part.append(take(batch.column(name), inside))
+                part.append(take(single(table.column(name)), inside))
         return [pa.concat_arrays(part) if len(part) > 1 else part[0] for part in parts]
+
+    def _rows_of(self, block: int) -> int:
+        return min(self.block_rows, len(self.all_hashes) - block * self.block_rows)
 
     def slice(self, begin: int, end: int) -> pa.Table:
         """All columns of the rows `begin` … `end` − 1.  Made for merges, which pass once: nothing is cached."""
@@ -242,7 +272,7 @@ class DeepSegment:
     def _blocks(self, names: Sequence[str], wanted: I64, keep: bool = True) -> Iterator[pa.RecordBatch]:
         """The blocks with these numbers, each when its turn comes."""
         columns = tuple(sorted(set(names)))
-        self._announce(wanted)
+        self._announce(self.offsets[wanted].astype(np.int64), self.offsets[wanted + 1].astype(np.int64))
         for block in wanted.tolist():
             key = (self.path, block, columns)
             batch = CACHE.get(key)
@@ -264,14 +294,12 @@ class DeepSegment:
         METER.block_bytes += end - begin
         return self._reader(columns).get_batch(block)
 
-    def _announce(self, wanted: I64) -> None:
+    def _announce(self, begins: I64, ends: I64) -> None:
         """Tells the operating system what will be read, in as few pieces as make sense."""
-        if len(wanted) < 2:
+        if not len(begins):
             return
-        begins, ends = self.offsets[wanted].astype(np.int64), self.offsets[wanted + 1].astype(np.int64)
-        new = np.concatenate(([True], begins[1:] - ends[:-1] > _GAP))
-        starts = np.flatnonzero(new)
-        stops = np.concatenate((starts[1:], [len(wanted)])) - 1
+        starts = np.flatnonzero(np.concatenate(([True], np.abs(begins[1:] - ends[:-1]) > _GAP)))
+        stops = np.concatenate((starts[1:], [len(begins)])) - 1
         with contextlib.suppress(OSError):
             handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -279,3 +307,9 @@ class DeepSegment:
                     os.posix_fadvise(handle, a, b - a, os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(handle)
+
+
+def _read_no_more_than_asked(content: pa.Buffer) -> None:
+    """Turns read-ahead off for a memory map; where that is impossible, reads are larger than they need be."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(content.address), ctypes.c_size_t(content.size), _MADV_RANDOM)

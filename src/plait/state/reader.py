@@ -22,7 +22,7 @@ from plait.errors import CorruptionError, StorageError
 from plait.query.plan import HASH
 from plait.state.deep import DeepSegment
 from plait.state.files import RESTORE
-from plait.state.run import MemoryRun
+from plait.state.run import MemoryRun, ends_of
 from plait.state.segment import SegmentInfo
 
 Segment = MemoryRun | DeepSegment
@@ -88,7 +88,8 @@ def _map(full: str, info: SegmentInfo, identity: _Identity, verified_dir: str | 
     hashes = table.column(HASH)
     # Columns beyond 2 GB of text do not fit one batch; then, and only then, this copies.
     array = hashes.chunk(0) if hashes.num_chunks == 1 else hashes.combine_chunks()
-    return MemoryRun(array.to_numpy(), table.drop_columns([HASH]))
+    values = array.to_numpy()
+    return MemoryRun(values, table.drop_columns([HASH]), ends=ends_of(values))
 
 
 def _unreadable(full: str, error: OSError) -> StorageError:

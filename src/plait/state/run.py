@@ -94,6 +94,8 @@ class MemoryRun:
     hashes: U64
     table: pa.Table
     first: int = 0
+    ends: tuple[int, int] | None = None
+    """The first and the last hash, where they are known: looking costs a page of the map each."""
 
     @property
     def width(self) -> float:
@@ -102,7 +104,9 @@ class MemoryRun:
 
     def find(self, probes: U64) -> Found:
         """Looks sorted probes up, those within the range of the hashes."""
-        begin, end = within(probes, self.hashes)
+        if not len(self.hashes):
+            return NOTHING
+        begin, end = within(probes, *(self.ends or ends_of(self.hashes)))
         asked = end - begin
         if not asked:
             return NOTHING
@@ -126,11 +130,14 @@ class MemoryRun:
         return self if not skip else MemoryRun(self.hashes[skip:], self.table.slice(skip), first)
 
 
-def within(probes: U64, hashes: U64) -> tuple[int, int]:
-    """The range of sorted probes that lies between the first and the last hash of a run."""
-    if not len(probes) or not len(hashes):
-        return 0, 0
-    return int(np.searchsorted(probes, hashes[0])), int(np.searchsorted(probes, hashes[-1], side="right"))
+def ends_of(hashes: U64) -> tuple[int, int]:
+    """The first and the last of them."""
+    return int(hashes[0]), int(hashes[-1])
+
+
+def within(probes: U64, low: int, high: int) -> tuple[int, int]:
+    """The range of sorted probes that lies between two hashes, these included."""
+    return int(np.searchsorted(probes, np.uint64(low))), int(np.searchsorted(probes, np.uint64(high), side="right"))
 
 
 _NONE = np.empty(0, np.int64)

@@ -1,0 +1,278 @@
+"""Property: joins are right whatever state does meanwhile: merges cut anywhere, deep runs, next to no memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from plait.config import Config
+from plait.query.plan import Plan
+from plait.runtime import epoch, hops, task
+from plait.share.reoptimise import Planner
+from plait.state import deep, tiers
+from plait.state.inspect import Inspection
+from plait.state.manifest import LiveState
+from plait.testing import LocalEngine, state_tables
+from tests.random_joins import Case, cases, check_case
+from tests.share.streams import joined, streams
+
+COMMON = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+WIDE = {"kinds": ("string", "double", "decimal(18,0)", "binary"), "rows": (400, 250), "spread": (300, 80)}
+"""Rows enough that a merge has several parts: it takes 64 at least."""
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments, parts and blocks of a few rows, deep runs from the second tier on, one part of a merge per epoch."""
+    monkeypatch.setattr(tiers, "SEGMENT_BYTES", 700)
+    monkeypatch.setattr(tiers, "DEEP_TIER", 1)
+    monkeypatch.setattr(deep, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(task, "PART_BYTES", 1)
+    monkeypatch.setattr(task, "_IDLE_MERGE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def cramped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 KB of memory per task: what arrives is sliced and spilled, lists are read in pieces, next to nothing cached."""
+    monkeypatch.setattr(epoch, "task_memory", lambda *_: 4096)
+
+
+@settings(COMMON, max_examples=20)
+@given(cases(most_aliases=4, most_queries=2))
+def test_oracle_next_to_no_memory_changes_nothing(tiny: None, cramped: None, case: Case) -> None:
+    check_case(case)
+
+
+class Merges:
+    """What was seen of merges on the way; and at any commit the live segments are sound."""
+
+    def __init__(self) -> None:
+        self.begun = self.deep = self.trimmed = self.flat = 0
+
+    def __call__(self, engine: LocalEngine) -> None:
+        infos = [info for found in engine.live.segments.values() for info in found]
+        self.begun += any(info.into is not None for info in infos)
+        self.trimmed += any(info.first > 0 for info in infos)
+        self.deep += any(info.deep for info in infos)
+        self.flat += any(not info.deep and info.tier > 0 for info in infos)
+
+
+SEEN = Merges()
+
+
+@settings(COMMON, max_examples=14)
+@given(cases(**WIDE, most_aliases=4, most_queries=2, epochs=(6, 9)), st.booleans())
+def test_oracle_merges_cut_anywhere_lose_and_repeat_nothing(tiny: None, case: Case, roomy: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if not roomy:
+            patch.setattr(epoch, "task_memory", lambda *_: 4096)
+        check_case(case, settings={"merge_share": 0.01}, look=SEEN)
+
+
+def test_merges_were_cut_and_runs_were_deep_and_flat() -> None:
+    """Looks at what the test before has met: otherwise it would show nothing."""
+    if not SEEN.deep:
+        pytest.skip("the test before did not run")
+    assert min(SEEN.begun, SEEN.trimmed, SEEN.flat) > 3
+
+
+@settings(COMMON, max_examples=8)
+@given(cases(**WIDE, windows=True, ttl=True, most_aliases=3, most_queries=2, epochs=(6, 9)))
+def test_oracle_expired_rows_and_cut_merges_lose_nothing(tiny: None, case: Case) -> None:
+    check_case(case, settings={"merge_share": 0.01, "compress_above": "0"})
+
+
+# ---------------------------------------------------------------- a long life of one store
+
+PLAN = Planner({"q": joined("a.k = b.k")}, streams("ab"), Config(sync=False, replan_epochs=0)).plan
+
+
+def arrivals(number: int, rows: int = 120) -> pa.Table:
+    """Keys that come again and again, each with an id of its own; one of them is hot."""
+    rng = np.random.default_rng(number)
+    keys = np.where(rng.random(rows) < 0.05, 7, rng.integers(0, 4000, rows))
+    ids = np.arange(number * rows, (number + 1) * rows)
+    return pa.table({"id": ids, "k": keys, "m": ids}).cast(pa.schema([(n, pa.int64()) for n in ("id", "k", "m")]))
+
+
+class Life:
+    """An engine that is opened again and again on one checkpoint, and what it should have given so far."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.directory = directory
+        self.settings = {"sync": False, "tasks": 1, "fan_in": 2, "merge_share": 0.01, "compress_above": "0", **settings}
+        self.seen: dict[str, list[pa.Table]] = {"a": [], "b": []}
+        self.found: Counter[tuple[int, int]] = Counter()
+
+    def start(self, **settings: Any) -> LocalEngine:
+        return LocalEngine(self.directory, PLAN, Config(**{**self.settings, **settings}))
+
+    def step(self, engine: LocalEngine) -> None:
+        number = len(self.seen["a"])
+        new = {"a": arrivals(2 * number), "b": arrivals(2 * number + 1)}
+        for name, table in new.items():
+            self.seen[name].append(table)
+        rows = engine.run(new)["q"]
+        if rows.num_rows:
+            self.found.update(zip(*(rows.column(c).to_pylist() for c in ("a_id", "b_id")), strict=True))
+
+    def check(self, engine: LocalEngine) -> None:
+        a, b = (pa.concat_tables(self.seen[n]) for n in "ab")
+        pairs = a.join(b, "k", join_type="inner", left_suffix="_a", right_suffix="_b")
+        expected = Counter(zip(pairs.column("id_a").to_pylist(), pairs.column("id_b").to_pylist(), strict=True))
+        assert self.found == expected
+        rest = state_tables(engine)
+        assert sorted(rest["a[k]"].column("id").to_pylist()) == sorted(a.column("id").to_pylist())
+        assert sorted(rest["b[k]"].column("id").to_pylist()) == sorted(b.column("id").to_pylist())
+
+    def sound(self) -> None:
+        stores = {s.id: {"columns": [[c.name, c.type] for c in s.columns]} for s in PLAN.stores}
+        with self.start() as engine:
+            engine.checkpoint.put_catalog({"queries": {}, "streams": {}, "stores": stores, "filters": {}})
+        assert list(Inspection(str(self.directory)).findings()) == []
+
+
+def begun(live: LiveState) -> bool:
+    return any(info.into is not None for infos in live.segments.values() for info in infos)
+
+
+def test_a_merge_goes_on_after_a_restart(tmp_path: Path, tiny: None) -> None:
+    life = Life(tmp_path)
+    interrupted = 0
+    for _ in range(6):
+        with life.start() as engine:
+            for _ in range(2):
+                life.step(engine)
+            life.check(engine)
+            interrupted += begun(engine.live)
+    assert interrupted > 2
+    life.sound()
+
+
+def test_the_number_of_tasks_may_change_in_the_middle_of_merges(tmp_path: Path, tiny: None) -> None:
+    life = Life(tmp_path)
+    interrupted = 0
+    with life.start() as engine:
+        for tasks in (1, 3, 3, 2, 5, 1, 1, 4, 2, 2, 1, 1):
+            engine.change(tasks=tasks)
+            interrupted += begun(engine.live)
+            life.step(engine)
+        life.check(engine)
+        assert interrupted > 3
+        tiers_used = {info.tier for info in engine.live.segments["a[k]"]}
+        assert max(tiers_used) > 1
+    life.sound()
+
+
+def test_compression_may_be_switched_in_the_middle_of_merges(tmp_path: Path, tiny: None) -> None:
+    life = Life(tmp_path)
+    kinds: set[tuple[bool, ...]] = set()
+    for above in ("0", None, "0", None, "1k", "0"):
+        with life.start(compress_above=above) as engine:
+            for _ in range(2):
+                life.step(engine)
+            life.check(engine)
+            runs: dict[str, set[bool]] = {}
+            for info in engine.live.segments["a[k]"]:
+                runs.setdefault(info.run, set()).add(info.deep)
+            kinds |= {tuple(sorted(found)) for found in runs.values()}
+    assert (False, True) in kinds, "no run was flat at its front and deep behind"
+    life.sound()
+
+
+def test_merges_that_are_given_time_leave_few_runs_and_no_old_files(tmp_path: Path) -> None:
+    life = Life(tmp_path, merge_share=0.9)
+    with life.start() as engine:
+        for _ in range(20):
+            life.step(engine)
+        life.check(engine)
+        infos = engine.live.segments["a[k]"]
+        assert len({info.run for info in infos}) <= 2 * 5
+        report = engine.driver.progress[-1]["state"]
+        assert report["amplification"]["read"] <= 10
+        # What merges have replaced is kept up to a quarter of the state.
+        live = [info for found in engine.live.segments.values() for info in found]
+        names = {info.path for info in live}
+        files = [p for p in Path(engine.checkpoint.state_dir).rglob("*") if p.is_file()]
+        old = [p for p in files if str(p.relative_to(engine.checkpoint.state_dir)) not in names]
+        assert sum(p.stat().st_size for p in old) <= 0.25 * sum(info.live_bytes for info in live)
+
+
+# ---------------------------------------------------------------- a hot key
+
+
+@pytest.fixture
+def in_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """The most rows that one list, and one piece of results, ever had; and the most bytes that Arrow held."""
+    most = {"read": 0, "tuples": 0, "bytes": 0}
+    before = pa.total_allocated_bytes()
+    read, expanded = hops.Matches.read, hops.Frame.expanded
+
+    def noted_read(self: Any) -> Any:
+        fresh = self.table is None
+        table, starts = read(self)
+        if fresh:
+            most["read"] = max(most["read"], table.num_rows)
+        most["bytes"] = max(most["bytes"], pa.total_allocated_bytes() - before)
+        return table, starts
+
+    def noted_expanded(self: Any, *how: Any) -> Any:
+        for partial in expanded(self, *how):
+            most["tuples"] = max(most["tuples"], len(partial.hashes))
+            most["bytes"] = max(most["bytes"], pa.total_allocated_bytes() - before)
+            yield partial
+
+    monkeypatch.setattr(hops.Matches, "read", noted_read)
+    monkeypatch.setattr(hops.Frame, "expanded", noted_expanded)
+    return most
+
+
+@pytest.mark.parametrize("compress_above", [None, "0"], ids=["flat", "deep"])
+@pytest.mark.parametrize("probe", ["factorised", "iterative"])
+def test_a_hot_key_with_200_000_partners_takes_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_hand: dict[str, int], compress_above: str | None, probe: str
+) -> None:
+    memory = 8 << 20
+    monkeypatch.setattr(epoch, "task_memory", lambda *_: memory)
+    monkeypatch.setattr(tiers, "DEEP_TIER", 1)
+    partners = 200_000
+    plan: Plan = Planner({"q": joined("a.k = b.k", "b.k = c.k")}, streams("abc"), Config(replan_epochs=0)).plan
+    schema = pa.schema([(n, pa.int64()) for n in ("id", "k", "m")])
+
+    def table(ids: Any, key: int) -> pa.Table:
+        return pa.table([np.asarray(ids), np.full(len(ids), key), np.asarray(ids)], schema=schema)
+
+    config = Config(sync=False, tasks=1, fan_in=2, merge_share=0.9, compress_above=compress_above, probe=probe)
+    with LocalEngine(tmp_path, plan, config) as engine:
+        for half in np.split(np.arange(partners), 2):
+            engine.run({"b": table(half, 1), "c": table([], 1)})
+        # An idle epoch merges.
+        engine.run({})
+        (info,) = engine.live.segments["b[k]"]
+        assert (info.rows, info.deep) == (partners, compress_above == "0")
+        engine.run({"c": table([7], 1)})
+        for key in in_hand:
+            in_hand[key] = 0
+        found = engine.run({"a": table([3], 1)})["q"]
+    assert found.num_rows == partners
+    assert sorted(found.column("b_id").to_pylist()) == list(range(partners))
+    assert set(found.column("a_id").to_pylist()) == {3}
+    assert set(found.column("c_id").to_pylist()) == {7}
+    # The budget of a list is a sixteenth of the memory; a row of b weighs 16 bytes at least.
+    assert 0 < in_hand["read"] <= memory // 16 // 8
+    assert 0 < in_hand["tuples"] <= memory // 16 // 8
+    # What was read before stays in the cache, which has half.
+    assert in_hand["bytes"] < memory
