@@ -84,7 +84,7 @@ class Loop:
         ship = lambda n, t: self.shipped.append((n, t))  # noqa: E731
         self.prober = Prober(plan, iterative, chunk, budget, 0, self.runs, ship, self.emit)
 
-    def runs(self, step: Step) -> list[MemoryRun]:
+    def runs(self, step: Step, times: object = None) -> list[MemoryRun]:
         store = self.plan.store_by_id[step.store]
         rows = self.state[store.relation]
         # In two runs, as two epochs would leave them.
@@ -220,8 +220,8 @@ def test_a_filter_bit_hides_rows_of_other_queries() -> None:
     plan = plan_of(graph(("a.k", "b.k")))
 
     class Masked(Loop):
-        def runs(self, step: Step) -> list[MemoryRun]:
-            found = super().runs(step)
+        def runs(self, step: Step, times: object = None) -> list[MemoryRun]:
+            found = super().runs(step, times)
             return [
                 MemoryRun(r.hashes, r.table.append_column(MASK, pa.array([1, 2, 3][: len(r.hashes)]))) for r in found
             ]

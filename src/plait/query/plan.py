@@ -98,6 +98,15 @@ class SlotColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class Zone:
+    """A window as a bound on the stored rows' event times: `lower ≤ theirs − by ≤ upper`; None is unbounded."""
+
+    by: SlotColumn
+    lower_us: int | None
+    upper_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One probe: look `key` up in `store`, then apply `checks`."""
 
@@ -110,6 +119,8 @@ class Step:
     sees_current: bool
     filter: int | None
     checks: tuple[Expr, ...]
+    zone: Zone | None = None
+    """Which segments need not be opened, by their event times; `checks` hold the window itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +288,7 @@ class Plan:
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        ColumnDef, Key, Store, SlotColumn, Step, Emit, Node, ProbeTree, SampleWish, IngestEdge,
+        ColumnDef, Key, Store, SlotColumn, Zone, Step, Emit, Node, ProbeTree, SampleWish, IngestEdge,
         Input, QueryPlan, Plan,
     )
 }  # fmt: skip

@@ -35,7 +35,7 @@ from plait.runtime.sinks import Sink
 from plait.runtime.state_account import StateAccount
 from plait.runtime.task import EpochTask, first_hop, later_hop
 from plait.state.checkpoint import Checkpoint, collect_garbage
-from plait.state.manifest import LiveState, Manifest, ResultFile
+from plait.state.manifest import LiveState, Manifest, ResultFile, Retention
 from plait.state.segment import SegmentInfo
 from plait.state.tiers import choose_merges, expired
 
@@ -222,6 +222,7 @@ def commit(epoch: Epoch) -> None:
         rows_late=account.rows_late,
         rows_out=account.rows_out,
         snapshot=None,
+        retention={s.id: Retention(s.time_column, s.keep_us, s.ttl_us) for s in driver.plan.stores},
     )
     if epoch.number % driver.config.snapshot_every == 0:
         after = driver.live.after(manifest)

@@ -128,6 +128,8 @@ class Inbox:
                 else:
                     spilled.append((edge, spill.add(data)))
         content = spill.mapped()
+        # The map holds the file; without a name it is gone when the map is.
+        spill.clear()
         for edge, place in spilled:
             inbox.buckets.setdefault(edge, []).append(decode(content.slice(place.begin, place.size)))
         return inbox

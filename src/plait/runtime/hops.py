@@ -20,6 +20,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from plait.kernels.probe import expand, gather_ranges, product_ends
 from plait.kernels.runs import group_starts
@@ -30,6 +31,7 @@ from plait.runtime.evaluate import holds
 from plait.state.columns import Rows, gather, single, take, take_table
 from plait.state.keys import hash_key, homogeneous, null_rows, same_keys
 from plait.state.run import Run
+from plait.state.segment import microseconds
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -66,6 +68,9 @@ class Partial:
         """The tuples `rows`, which must be ascending."""
         return Partial(self.hashes[rows], tuple(slot.picked(rows) for slot in self.slots))
 
+
+Span = tuple[int | None, int | None]
+"""Event times in microseconds, both ends included; None is unbounded."""
 
 Hits = tuple[Run, Rows, Rows, Rows]
 """A run, the keys that it has rows for, and their rows: from `low` to before `high`."""
@@ -254,6 +259,19 @@ def _alive(frame: Frame, matches: Matches) -> Frame:
     return replace(frame, lists=(*frame.lists, matches))
 
 
+def _zone(step: Step, frame: Frame) -> Span:
+    """The event times that stored rows can have, to be in the window of any of the frame's tuples."""
+    if step.zone is None:
+        return None, None
+    by = step.zone.by
+    found = pc.min_max(microseconds(frame.base.column(by))).as_py()
+    if found["min"] is None:
+        # A tuple without event time is in no window.
+        return 1, 0
+    lower, upper = step.zone.lower_us, step.zone.upper_us
+    return None if lower is None else found["min"] + lower, None if upper is None else found["max"] + upper
+
+
 def _width(table: pa.Table) -> float:
     """Bytes of a row."""
     return 8.0 + float(table.nbytes) / float(max(1, table.num_rows))
@@ -273,7 +291,7 @@ class Prober:
     budget: int
     """Bytes that the rows in hand may weigh, at each depth of the tree."""
     now_us: int
-    runs: Callable[[Step], Sequence[Run]]
+    runs: Callable[[Step, Span], Sequence[Run]]
     ship: Callable[[Node, pa.Table], None]
     emit: Callable[[Emit, Partial], None]
     counts: dict[int, EdgeCount] = field(default_factory=dict)
@@ -358,7 +376,7 @@ class Prober:
         step = node.step
         store = self.plan.store_by_id[step.store]
         # Opening runs comes before the clock: it is not what a lookup costs.
-        runs = self.runs(step)
+        runs = self.runs(step, _zone(step, frame))
         begun = time.perf_counter_ns()
         found: list[Hits] = []
         for run in runs:

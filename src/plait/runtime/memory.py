@@ -11,7 +11,7 @@ _CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
 
 
 def machine_memory() -> int:
-    """Bytes that this process can have: those of the machine, or of the innermost memory cgroup that has less."""
+    """Bytes that this process can have: those of the machine, or of a memory cgroup around it that has less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_cgroup_limits()])
 
@@ -27,8 +27,9 @@ def _cgroup_limits() -> list[int]:
         if controllers not in ("", "memory"):
             continue
         root = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
-        # Inside a container the path is often that of the host, and the group itself is mounted at the root.
-        for folder in (root + path, root):
+        # A group has no more than those above it.  Inside a container the path is often that of the host, and the group
+        # itself is mounted at the root.
+        for folder in (root + path[:i] for i, letter in enumerate(path + "/") if letter == "/"):
             for name in _CGROUP_LIMITS:
                 try:
                     with open(os.path.join(folder, name), encoding="ascii") as file:

@@ -38,6 +38,8 @@ class Spill:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as this object
             self._file.write(data)
+            # Here, so that a full disk is met here and not when the bytes are asked for.
+            self._file.flush()
         except OSError as error:
             raise storage_error("SPILL", folder or tempfile.gettempdir(), error) from error
         size = data.size if isinstance(data, pa.Buffer) else len(data)
@@ -47,14 +49,12 @@ class Spill:
     def read(self, place: Spilled) -> bytes:
         """Bytes that were put away, as a copy."""
         assert self._file is not None
-        self._file.flush()
         return os.pread(self._file.fileno(), place.size, place.begin)
 
     def mapped(self) -> pa.Buffer:
         """All of it under a memory map: pages that the operating system can take back."""
         if self._file is None:
             return pa.py_buffer(b"")
-        self._file.flush()
         return pa.py_buffer(mmap.mmap(self._file.fileno(), self.size, prot=mmap.PROT_READ))
 
     def clear(self) -> None:

@@ -70,6 +70,7 @@ class StateAccount:
                 "read": sum(runs[s] * sum(i.rows for i in f) for s, f in live.segments.items()) / rows if rows else 0.0,
                 "space": (sum(info.bytes for info in infos) + self.retired_bytes) / state if state else 1.0,
             },
+            "skipped": reads.get("segments_skipped", 0),
             "filter": {name: reads.get(f"filter_{name}", 0) for name in ("asked", "passed", "found")},
             "blocks": {
                 "read": reads.get("blocks_read", 0),

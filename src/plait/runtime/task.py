@@ -20,7 +20,7 @@ from plait.config import KEY_GROUPS
 from plait.query.plan import ARRIVED, HASH, MASK, Emit, IngestEdge, Node, Plan, ProbeTree, Step, Store
 from plait.runtime.exchange import Inbox, Outbox
 from plait.runtime.faults import reached
-from plait.runtime.hops import Frame, Partial, Prober, Slot, arrived
+from plait.runtime.hops import Frame, Partial, Prober, Slot, Span, arrived
 from plait.runtime.results import ResultWriter
 from plait.runtime.sampling import front, key_count, passing, sampled, smallest
 from plait.state.cache import CACHE
@@ -156,7 +156,8 @@ class _Work:
             self.ship,
             self.emit,
         )
-        self._opened: dict[str, list[Run]] = {}
+        self._mine: dict[str, list[SegmentInfo]] = {}
+        self._opened: dict[str, Run] = {}
         self._new_runs: dict[str, str] = {}
         self._begun = time.perf_counter()
         self._metered = replace(METER)
@@ -225,17 +226,21 @@ class _Work:
             frame = self.prober.frame(node, base) if frame is None or not node.step.exact else frame
             self.prober.visit(node, frame)
 
-    def runs(self, step: Step) -> list[Run]:
-        """The rank rule: all earlier epochs; of this epoch only what ranks below the driving relation."""
-        return self._visible(step.store, step.sees_current)
+    def runs(self, step: Step, times: Span) -> list[Run]:
+        """The rank rule: all earlier epochs; of this epoch only what ranks below the driving relation.
 
-    def _visible(self, store: str, sees_current: bool) -> list[Run]:
-        if store not in self._opened:
+        Segments without a row in the window are left out.
+        """
+        return self._visible(step.store, step.sees_current, times)
+
+    def _visible(self, store: str, sees_current: bool, times: Span = (None, None)) -> list[Run]:
+        if store not in self._mine:
             low, high = self.context.groups(self.task)
             infos = self.context.live.get(store, ())
-            mine = [info for info in infos if info.lo_group < high and info.hi_group > low]
-            self._opened[store] = [self._open(info) for info in mine]
-        return self._opened[store] + (self.current.get(store, []) if sees_current else [])
+            self._mine[store] = [info for info in infos if info.lo_group < high and info.hi_group > low]
+        mine = [info for info in self._mine[store] if _overlaps(info, times)]
+        METER.segments_skipped += len(self._mine[store]) - len(mine)
+        return [self._open(info) for info in mine] + (self.current.get(store, []) if sees_current else [])
 
     def sample(self, tables: Mapping[int, pa.Table]) -> None:
         """Looks the smallest new keys up in all stores on their attribute, and counts the keys of every store."""
@@ -259,7 +264,11 @@ class _Work:
         self.outbox.note(self.task, kind="keys", keys=counts)
 
     def _open(self, info: SegmentInfo) -> Run:
-        return open_segment(self.context.state_dir, info, self.context.verified_dir)
+        found = self._opened.get(info.path)
+        if found is None:
+            found = open_segment(self.context.state_dir, info, self.context.verified_dir)
+            self._opened[info.path] = found
+        return found
 
     def ship(self, node: Node, table: pa.Table) -> None:
         self.outbox.ship(node.id, table, self.context.tasks)
@@ -314,6 +323,14 @@ class _Work:
         work = {"edges": edges, "seconds": self.seconds, "driven": self.driven, "reads": reads}
         self.outbox.note(self.task, kind="work", **work)
         yield from self.outbox.batches()
+
+
+def _overlaps(info: SegmentInfo, times: Span) -> bool:
+    """The zone map: whether a segment can have rows with such event times."""
+    low, high = times
+    if info.min_time is None or info.max_time is None:
+        return True
+    return (low is None or info.max_time >= low) and (high is None or info.min_time <= high)
 
 
 @dataclass

@@ -1,8 +1,9 @@
-"""`plait state`: a checkpoint seen from outside.  Reads only; no Spark, no Java, no lock."""
+"""`plait state`: a checkpoint seen from outside, without Spark or Java.  All but `compact` read only, without lock."""
 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,11 +12,17 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from plait.config import Config
 from plait.errors import ConfigError
 from plait.serve.progress import in_bytes
+from plait.state.checkpoint import Checkpoint
+from plait.state.compact import Compacted
+from plait.state.compact import compact as compacted
 from plait.state.inspect import Inspection, Report
 
-app = typer.Typer(no_args_is_help=True, help="Look into a checkpoint: stores, segments, sizes; verify it offline.")
+app = typer.Typer(
+    no_args_is_help=True, help="Look into a checkpoint: stores, segments, sizes; verify or compact it offline."
+)
 
 Path = Annotated[str, typer.Argument(help="The checkpoint directory.", metavar="CHECKPOINT")]
 StateDir = Annotated[str | None, typer.Option(help="Config.state_dir, if the engine ran with one.")]
@@ -57,15 +64,18 @@ def show(
     if as_json:
         typer.echo(json.dumps([info.to_json() for info in infos], indent=1))
         return
-    table = Table("tier", "epoch", "key groups", "rows", "keys", "size", "file", title=Text(store), box=None)
+    table = Table("tier", "run", "epoch", "key groups", "rows", "keys", "size", "", "file", title=Text(store), box=None)
     for info in infos:
+        merged = info.first / (info.first + info.rows)
         table.add_row(
             f"{info.tier}",
+            info.run[:6],
             f"{info.epoch}",
             f"{info.lo_group}–{info.hi_group - 1}",
             f"{info.rows:,}",
             f"{info.keys:,}",
-            in_bytes(info.bytes),
+            in_bytes(info.live_bytes),
+            " ".join([*(["deep"] if info.deep else []), *([f"{merged:.0%} merged" if info.into else ""])]),
             info.path,
         )
     Console().print(table)
@@ -89,21 +99,50 @@ def verify(checkpoint: Path, state_dir: StateDir = None, as_json: AsJson = False
     raise typer.Exit(1 if found else 0)
 
 
+@app.command()
+def compact(
+    checkpoint: Path,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+    compress: Annotated[bool, typer.Option(help="Write compressed segments with Bloom filters.")] = True,
+) -> None:
+    """Merge every store into one run and drop what has expired.  The engine must be stopped."""
+    Inspection(checkpoint, state_dir)
+    console = Console(stderr=True)
+    found = []
+    with Checkpoint(checkpoint, Config(state_dir=state_dir)) as opened, console.status("compacting"):
+        for done in compacted(opened, time.time_ns() // 1000, compress):
+            found.append(done)
+            if not as_json:
+                # As text: the brackets of a store's name are no markup.
+                console.print(Text(_told(done)), soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps([asdict(done) for done in found], indent=1))
+    elif not found:
+        typer.echo("Nothing to do: every store is one run already.")
+
+
+def _told(done: Compacted) -> str:
+    (files, now), (rows, left), (size, new) = done.segments, done.rows, done.bytes
+    expired = f", {rows - left:,} expired rows dropped" if left < rows else ""
+    return f"{done.store}: {files} → {now} segments, {in_bytes(size)} → {in_bytes(new)}{expired}"
+
+
 def stores_table(report: Report) -> Table:
     """The stores of a checkpoint, one line each."""
     # As text: the brackets of a store's name are no markup.
-    table = Table(
-        Column("store", no_wrap=True), "rows", "keys ≤", "size", "files", "tiers", "runs/lookup", "epochs", box=None
-    )
+    names = ("rows", "keys ≤", "size", "deep", "files", "tiers", "runs/lookup", "epochs")
+    table = Table(Column("store", no_wrap=True), *names, box=None)
     for store in report.stores:
         table.add_row(
             Text(store.store),
             f"{store.rows:,}",
             f"{store.keys:,}",
             in_bytes(store.bytes),
+            f"{store.deep_bytes / store.bytes if store.bytes else 0:.0%}",
             f"{store.segments}",
             " ".join(f"{tier}:{n}" for tier, n in store.tiers.items()),
-            f"{store.runs:.1f} (≤ {store.most_runs})",
+            f"{store.runs:.1f}",
             "" if store.epochs is None else f"{store.epochs[0]}–{store.epochs[1]}",
         )
     return table

@@ -40,6 +40,10 @@ class Layout:
         source = next(i for i in self.inputs if i.relation == relation)
         return next(edge.id for edge in source.edges if edge.key == key)
 
+    def time_column(self, relation: str) -> str | None:
+        """By which the segments of a relation know their event times."""
+        return next((store.time_column for store in self.stores if store.relation == relation), None)
+
     def filter_bit(self, alias: Alias) -> int | None:
         """The alias's bit in the query set; None where all rows that arrive pass."""
         return filter_bit(self.filters[alias.relation], alias.filter)

@@ -16,7 +16,20 @@ from dataclasses import dataclass, field
 from plait.order.orders import Orders
 from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of, rename
 from plait.query.graph import JoinGraph, Window
-from plait.query.plan import Emit, Key, Node, Plan, ProbeTree, QueryPlan, SampleWish, SlotColumn, Step, key_of, store_id
+from plait.query.plan import (
+    Emit,
+    Key,
+    Node,
+    Plan,
+    ProbeTree,
+    QueryPlan,
+    SampleWish,
+    SlotColumn,
+    Step,
+    Zone,
+    key_of,
+    store_id,
+)
 from plait.query.relation import Relation
 from plait.share.layout import Layout, emitted, layout
 
@@ -104,6 +117,7 @@ def _steps(
             sees_current=_rank(graph, ranks, target) < _rank(graph, ranks, driver),
             filter=base.filter_bit(graph.alias(target)),
             checks=_checks(graph, slots, target, attributes),
+            zone=_zone(graph, slots, target, base.time_column(graph.alias(target).relation)),
         )
         slots.append(target)
 
@@ -148,6 +162,22 @@ def _window_checks(window: Window) -> list[Expr]:
         for op, us in bounds
         if us is not None
     ]
+
+
+def _zone(graph: JoinGraph, slots: list[str], target: str, time_column: str | None) -> Zone | None:
+    """The first window between `target` and what has joined already."""
+    for window in graph.windows:
+        for own, other, lower, upper in (
+            (window.left, window.right, window.lower_us, window.upper_us),
+            (window.right, window.left, _negative(window.upper_us), _negative(window.lower_us)),
+        ):
+            if own.alias == target and own.column == time_column and other.alias in slots:
+                return Zone(SlotColumn(slots.index(other.alias), other.column), lower, upper)
+    return None
+
+
+def _negative(value: int | None) -> int | None:
+    return None if value is None else -value
 
 
 def _emit(name: str, graph: JoinGraph, slots: list[str], base: Layout) -> Emit:

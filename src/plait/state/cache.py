@@ -32,9 +32,11 @@ class Cache:
     def put(self, key: Any, value: Any, weight: int) -> None:
         """Keeps `value`, unless it alone is above the limit."""
         with self._lock:
-            self.bytes += weight - self._held.pop(key, (None, 0))[1]
-            self._held[key] = (value, weight)
-            self._shrink()
+            self.bytes -= self._held.pop(key, (None, 0))[1]
+            if weight <= self.limit:
+                self.bytes += weight
+                self._held[key] = (value, weight)
+                self._shrink()
 
     def resize(self, limit: int) -> None:
         """Another limit, from now on."""

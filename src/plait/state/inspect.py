@@ -9,16 +9,18 @@ Cost.  `report` reads the manifests; `findings` reads every live byte once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from plait.config import KEY_GROUPS, Config
+from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, PlaitError
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
@@ -26,7 +28,9 @@ from plait.state import files
 from plait.state.checkpoint import Checkpoint, local_path
 from plait.state.manifest import LiveState, Manifest
 from plait.state.reader import open_segment
+from plait.state.run import ends_of
 from plait.state.segment import SegmentInfo
+from plait.state.tiers import runs_per_lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,11 @@ class StoreReport:
     store: str
     segments: int
     tiers: dict[int, int]
-    """Segments per tier."""
+    """Runs per tier."""
+    merging: int
+    """Bytes in runs that are being merged into the next tier."""
+    deep_bytes: int
+    """Bytes in compressed segments."""
     rows: int
     keys: int
     """Keys of all segments together: one that is in several is counted in each."""
@@ -45,8 +53,7 @@ class StoreReport:
     """First and last epoch that wrote one of its live segments."""
     event_time_us: tuple[int, int] | None
     runs: float
-    """Read amplification: segments that a lookup goes through, averaged over the key groups that have any."""
-    most_runs: int
+    """Read amplification: runs that a lookup goes through, averaged over the key groups that have any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ class Inspection:
     def report(self) -> Report:
         """What is in it."""
         checkpoint, live, catalog = self._checkpoint, self.live(), self.catalog()
-        added = [info for epoch in checkpoint.log.epochs() for info in _manifest(checkpoint, epoch).added]
+        added = [i for epoch in checkpoint.log.epochs() for i in _manifest(checkpoint, epoch).added if i.epoch == epoch]
         names = sorted({*catalog["stores"], *live.segments})
         return Report(
             path=checkpoint.path,
@@ -136,7 +143,7 @@ class Inspection:
             watermark_ms=live.watermark_ms,
             queries=catalog["queries"],
             stores=tuple(_store_report(name, live.segments.get(name, ())) for name in names),
-            bytes=sum(info.bytes for infos in live.segments.values() for info in infos),
+            bytes=sum(info.live_bytes for infos in live.segments.values() for info in infos),
             disk_bytes=_disk_bytes(self.segments_dir),
             written_bytes=sum(info.bytes for info in added),
             appended_bytes=sum(info.bytes for info in added if info.tier == 0),
@@ -147,6 +154,7 @@ class Inspection:
         checkpoint = self._checkpoint
         for epoch in checkpoint.log.epochs():
             yield from _told(partial(_manifest, checkpoint, epoch), f"manifest of epoch {epoch}")
+            yield from _told(partial(checkpoint.log.amendment, epoch), f"amendment of epoch {epoch}")
             yield from _told(partial(checkpoint.log.receipt, epoch), f"receipt of epoch {epoch}")
         yield from _told(self.catalog, "catalog")
         try:
@@ -164,17 +172,24 @@ class Inspection:
                 yield Finding("SEGMENT_TWICE", path, f"{store} names it more than once")
             for info in infos:
                 yield from self._segment_findings(info, columns)
+            yield from self._run_findings(infos)
 
     def _segment_findings(self, info: SegmentInfo, columns: list[str]) -> Iterator[Finding]:
+        end = info.first + info.rows
         try:
             segment = open_segment(self.segments_dir, info)
+            # A deep segment's blocks are verified as they are read.
+            for begin in range(info.first, end, _ROWS):
+                segment.slice(begin, min(begin + _ROWS, end))
         except PlaitError as error:
             yield Finding(error.code, f"{info.store}, epoch {info.epoch}", error.cause)
             return
         hashes = segment.hashes
+        keys = hashes[group_starts(hashes)[:-1]]
         claims = {
             "rows": (info.rows, len(hashes)),
-            "keys": (info.keys, len(group_starts(hashes)) - 1),
+            "keys": (info.keys, len(keys)),
+            "keys that a lookup finds": (len(keys), len(segment.find(keys).at)),
             "ascending": (True, bool(np.all(hashes[1:] >= hashes[:-1]))),
             "key groups": ((info.lo_group, info.hi_group), _groups(hashes)),
             "columns": (columns, [c for c in segment.slice(info.first, info.first + 1).column_names if c[0] != "#"]),
@@ -182,6 +197,23 @@ class Inspection:
         for what, (said, found) in claims.items():
             if said != found:
                 yield Finding("SEGMENT_CLAIM", info.path, f"{what}: the manifest says {said}, the segment has {found}")
+
+    def _run_findings(self, infos: tuple[SegmentInfo, ...]) -> Iterator[Finding]:
+        """The segments of one run follow each other: no hash is in two of them."""
+        runs: dict[str, list[tuple[int, int, str]]] = {}
+        for info in infos:
+            with contextlib.suppress(PlaitError):
+                runs.setdefault(info.run, []).append(
+                    (*ends_of(open_segment(self.segments_dir, info).hashes), info.path)
+                )
+        for pieces in runs.values():
+            for (_, high, path), (low, _, other) in pairwise(sorted(pieces)):
+                if low <= high:
+                    yield Finding("RUN_OVERLAP", path, f"segment {other} of the same run has hashes in its range")
+
+
+_ROWS = 1 << 16
+"""Rows read at a time."""
 
 
 def _told(read: Callable[[], object], where: str) -> Iterator[Finding]:
@@ -207,26 +239,22 @@ def _groups(hashes: Any) -> tuple[int, int]:
 
 
 def _store_report(name: str, infos: tuple[SegmentInfo, ...]) -> StoreReport:
-    tiers: dict[int, int] = {}
-    steps = np.zeros(KEY_GROUPS + 1, np.int64)
+    tiers: dict[int, set[str]] = {}
     for info in infos:
-        tiers[info.tier] = tiers.get(info.tier, 0) + 1
-        steps[info.lo_group] += 1
-        steps[info.hi_group] -= 1
-    covering = np.cumsum(steps)[:-1]
-    covered = covering[covering > 0]
+        tiers.setdefault(info.tier, set()).add(info.run)
     times = [(i.min_time, i.max_time) for i in infos if i.min_time is not None and i.max_time is not None]
     return StoreReport(
         store=name,
         segments=len(infos),
-        tiers=dict(sorted(tiers.items())),
+        tiers={tier: len(runs) for tier, runs in sorted(tiers.items())},
+        merging=sum(i.live_bytes for i in infos if i.into is not None),
+        deep_bytes=sum(i.live_bytes for i in infos if i.deep),
         rows=sum(i.rows for i in infos),
         keys=sum(i.keys for i in infos),
-        bytes=sum(i.bytes for i in infos),
+        bytes=sum(i.live_bytes for i in infos),
         epochs=(min(i.epoch for i in infos), max(i.epoch for i in infos)) if infos else None,
         event_time_us=(min(t[0] for t in times), max(t[1] for t in times)) if times else None,
-        runs=float(covered.mean()) if len(covered) else 0.0,
-        most_runs=int(covering.max()),
+        runs=runs_per_lookup(infos),
     )
 
 

@@ -4,6 +4,9 @@ Contract.  `log/<epoch>.json` is created with put-if-absent; its creation is the
 numbered 0, 1, 2 … without gaps.  Every n-th manifest is a snapshot that lists all live segments, so a restart reads
 the newest snapshot and what follows.  A file begins with `plait-manifest <format> <xxh3-128 of the rest>`.
 
+An *amendment* `log/<epoch>-<n>.json` is a snapshot of the state after that epoch, rewritten without a new epoch
+(`state/compact.py`); the newest one of an epoch stands for it.
+
 Invariant.  `live()` is the state after the last committed epoch, or raises; a flipped bit, a truncated file or a
 missing number are never taken for a smaller state.  `LiveState.after` says the same without reading anything.
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
@@ -42,6 +46,15 @@ class ResultFile:
 
 
 @dataclass(frozen=True)
+class Retention:
+    """`Store.time_column`, `Store.keep_us` and `Store.ttl_us`: what decides whether a row is still reachable."""
+
+    time_column: str | None
+    keep_us: int | None
+    ttl_us: int | None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """One committed epoch.  `snapshot` are all segments live after it, where it carries them."""
 
@@ -61,6 +74,8 @@ class Manifest:
     rows_late: dict[str, int]
     rows_out: dict[str, int]
     snapshot: tuple[SegmentInfo, ...] | None
+    retention: dict[str, Retention] = field(default_factory=dict)
+    """How long each store's rows can be reached."""
 
     def encode(self) -> bytes:
         """The bytes of its file."""
@@ -74,6 +89,7 @@ class Manifest:
             value["added"] = tuple(SegmentInfo.from_json(v) for v in value["added"])
             value["removed"] = tuple(value["removed"])
             value["results"] = tuple(ResultFile(**v) for v in value["results"])
+            value["retention"] = {store: Retention(**v) for store, v in value["retention"].items()}
             if value["snapshot"] is not None:
                 value["snapshot"] = tuple(SegmentInfo.from_json(v) for v in value["snapshot"])
             return Manifest(**value)
@@ -91,6 +107,7 @@ class LiveState:
     max_event_ms: dict[str, int] = field(default_factory=dict)
     clock_us: int = 0
     token: int = 0
+    retention: dict[str, Retention] = field(default_factory=dict)
 
     def after(self, manifest: Manifest) -> LiveState:
         """The state after one more epoch; a snapshot stands for itself."""
@@ -113,6 +130,7 @@ class LiveState:
             max_event_ms={**self.max_event_ms, **manifest.max_event_ms},
             clock_us=manifest.clock_us,
             token=manifest.token,
+            retention=manifest.retention,
         )
 
 
@@ -139,6 +157,28 @@ class ManifestLog:
                 "another driver runs on this checkpoint: stop one of them, then restart the other",
             )
 
+    def amend(self, manifest: Manifest) -> None:
+        """Commit a snapshot that replaces the state after an epoch that is committed already."""
+        assert manifest.snapshot is not None, "an amendment stands for itself"
+        numbers = self._amendments().get(manifest.epoch, [0])
+        path = self._path(manifest.epoch, max(numbers) + 1)
+        if not put_if_absent(path, manifest.encode(), self.sync):
+            raise CheckpointError("EPOCH_COMMITTED_ELSEWHERE", f"{path} exists already", "stop the other process")
+
+    def amendment(self, epoch: int) -> Manifest | None:
+        """The newest amendment of an epoch."""
+        number = max(self._amendments().get(epoch, [0]))
+        path = self._path(epoch, number)
+        return Manifest.decode(read_file(path) or b"", path) if number else None
+
+    def _amendments(self) -> dict[int, list[int]]:
+        """The numbers of amendments by epoch."""
+        found: dict[int, list[int]] = {}
+        for name in os.listdir(self.directory) if os.path.isdir(self.directory) else ():
+            if match := re.fullmatch(r"(\d{12})-(\d{6})\.json", name):
+                found.setdefault(int(match[1]), []).append(int(match[2]))
+        return found
+
     def read(self, epoch: int) -> Manifest | None:
         """The manifest of an epoch, or None if it is not committed."""
         path = self._path(epoch)
@@ -162,7 +202,7 @@ class ManifestLog:
         """The state after the last committed epoch."""
         pending: list[Manifest] = []
         for epoch in reversed(self.epochs()):
-            pending.append(self._read_existing(epoch))
+            pending.append(self.amendment(epoch) or self._read_existing(epoch))
             if pending[-1].snapshot is not None:
                 break
         # `after` refuses a gap, and a first manifest that is neither epoch 0 nor a snapshot.
@@ -202,6 +242,9 @@ class ManifestLog:
             if keep_results.isdisjoint(self._results[epoch]) and unlink_older(self._path(epoch), older_than):
                 deleted += 1
                 del self._results[epoch]
+        for epoch, numbers in self._amendments().items():
+            for number in numbers if epoch < newest else ():
+                deleted += unlink_older(self._path(epoch, number), older_than)
         left = set(self.epochs())
         for epoch in numbered(self.receipts):
             if epoch < newest and epoch not in left:
@@ -214,8 +257,9 @@ class ManifestLog:
             raise _missing(epoch, epoch + 1)
         return manifest
 
-    def _path(self, epoch: int) -> str:
-        return os.path.join(self.directory, f"{epoch:012d}.json")
+    def _path(self, epoch: int, amendment: int = 0) -> str:
+        suffix = f"-{amendment:06d}" if amendment else ""
+        return os.path.join(self.directory, f"{epoch:012d}{suffix}.json")
 
 
 def seal(kind: str, value: dict[str, Any]) -> bytes:

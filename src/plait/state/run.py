@@ -34,6 +34,8 @@ class Meter:
     """Blocks found in the cache."""
     block_bytes: int = 0
     """Compressed bytes of the blocks read."""
+    segments_skipped: int = 0
+    """Segments that a probe did not look into, because their event times are outside its window."""
 
     def since(self, before: Meter) -> dict[str, int]:
         """What was counted after `before` was copied."""

@@ -1,0 +1,83 @@
+"""Compaction by hand: every store becomes one run, and what has expired goes.  Offline: it holds the checkpoint's lock.
+
+Contract.  Store by store: merge, commit an amendment of the last manifest, delete what was replaced.  A crash in
+between leaves the stores that are done compacted and the others as they were.  Rows, results and receipts are not
+touched, and an engine that starts afterwards goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from plait.errors import CheckpointError
+from plait.query.plan import Key, Store
+from plait.state.checkpoint import Checkpoint
+from plait.state.manifest import LiveState, Manifest, Retention
+from plait.state.segment import SegmentInfo, new_run
+from plait.state.tiers import DEEP_TIER, Merge, merge_some
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What compaction made of one store."""
+
+    store: str
+    segments: tuple[int, int]
+    """Before and after; likewise below."""
+    rows: tuple[int, int]
+    bytes: tuple[int, int]
+
+
+def compact(checkpoint: Checkpoint, now_us: int, compress: bool) -> Iterator[Compacted]:
+    """Compacts an open checkpoint, one store at a time."""
+    live = checkpoint.log.live()
+    if live.epoch < 0:
+        raise CheckpointError("NO_STATE", f"{checkpoint.path} has no committed epoch", "run the engine first")
+    now_us = max(now_us, live.clock_us)
+    for store in sorted(live.segments):
+        before = live.segments[store]
+        kept = live.retention.get(store, Retention(None, None, None))
+        # What merging needs of a store: its name, and which rows have expired.
+        of = Store(store, "", Key((), (), True), (), False, kept.time_column, kept.keep_us, kept.ttl_us)
+        tier = max(DEEP_TIER, *(info.tier for info in before))
+        if len({info.run for info in before}) == 1 and all(i.deep == compress and not i.first for i in before):
+            continue
+        merge = Merge(store, before, tier, new_run(), 0, compress)
+        done = merge_some(
+            checkpoint.state_dir,
+            of,
+            merge,
+            epoch=live.epoch,
+            watermark_ms=live.watermark_ms,
+            now_us=now_us,
+            sync=checkpoint.config.sync,
+        )
+        live = _commit(checkpoint, live, store, tuple(done.added))
+        for path in done.removed:
+            # Garbage collection finds what is left.
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(checkpoint.state_dir, path))
+        after = live.segments.get(store, ())
+        yield Compacted(store, *(_both(before, after, count) for count in ("segments", "rows", "bytes")))
+
+
+def _both(before: tuple[SegmentInfo, ...], after: tuple[SegmentInfo, ...], what: str) -> tuple[int, int]:
+    def count(infos: tuple[SegmentInfo, ...]) -> int:
+        return len(infos) if what == "segments" else sum(getattr(info, what) for info in infos)
+
+    return count(before), count(after)
+
+
+def _commit(checkpoint: Checkpoint, live: LiveState, store: str, infos: tuple[SegmentInfo, ...]) -> LiveState:
+    segments = {**live.segments, store: infos}
+    last = checkpoint.log.read(live.epoch)
+    assert last is not None, "the last manifest was there a moment ago"
+    amended: Manifest = replace(
+        last, added=(), removed=(), snapshot=tuple(info for found in segments.values() for info in found)
+    )
+    checkpoint.check_fence()
+    checkpoint.log.amend(amended)
+    return live.after(amended)
