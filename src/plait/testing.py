@@ -37,7 +37,7 @@ from plait.runtime.evaluate import holds
 from plait.runtime.exchange import DESCRIPTOR, Outbox
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep
-from plait.runtime.task import first_hop, later_hop
+from plait.runtime.task import Work, first_hop, later_hop
 from plait.state.checkpoint import Checkpoint
 from plait.state.manifest import LiveState
 from plait.state.reader import open_segment
@@ -153,7 +153,7 @@ class LocalEngine:
     `predicates` gives the meaning of the SQL texts of filters and `needed`, as expressions over the stream's columns.
     Columns computed from SQL, and conditions or outputs left to Spark, need Spark and are refused.  `seed` decides how
     rows are spread over source tasks and in which order buckets arrive: nothing may depend on either.  With a `planner`
-    its plan is run, and changes as it says.
+    its plan is run, and changes as it says.  `work` may keep the state of a query of one hop in another way.
     """
 
     def __init__(
@@ -166,11 +166,13 @@ class LocalEngine:
         clock: Clock | None = None,
         planner: Planner | None = None,
         seed: int = 0,
+        work: type[Work] = Work,
     ) -> None:
         config = config or Config(tasks=1, sync=False)
         if any(q.select or q.where for q in plan.queries):
             raise NotImplementedError("a query has conditions or outputs that only Spark can evaluate")
         self._random = random.Random(seed)
+        self._work = work
         self._predicates = dict(predicates or {})
         self._context = _LocalContext()
         self.checkpoint = Checkpoint(os.fspath(checkpoint), config).open()
@@ -242,7 +244,7 @@ class LocalEngine:
             inboxes = self._exchanged(rows, task.tasks)
             rows = []
             for number, inbox in enumerate(inboxes):
-                run = first_hop(task, number) if hop == 1 else later_hop(task, hop, number)
+                run = first_hop(task, number, self._work) if hop == 1 else later_hop(task, hop, number)
                 rows.extend(run(inbox))
         notes = []
         for batch in rows:

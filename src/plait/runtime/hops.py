@@ -264,6 +264,9 @@ def _zone(step: Step, frame: Frame) -> Span:
     if step.zone is None:
         return None, None
     by = step.zone.by
+    if by.slot >= len(frame.base.slots):
+        # One of the lists, whose rows are not read yet.
+        return None, None
     found = pc.min_max(microseconds(frame.base.column(by))).as_py()
     if found["min"] is None:
         # A tuple without event time is in no window.

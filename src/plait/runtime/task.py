@@ -64,14 +64,15 @@ class EpochTask:
         return task * KEY_GROUPS // self.tasks, (task + 1) * KEY_GROUPS // self.tasks
 
 
-def first_hop(context: EpochTask, task: int | None = None) -> TaskFunction:
+def first_hop(context: EpochTask, task: int | None = None, kind: type[Work] | None = None) -> TaskFunction:
     """Append every bucket to its store, then probe with it, then merge what the plan gave this task to merge.
 
-    Spark says which `task` this is, unless the caller does.
+    Spark says which `task` this is, unless the caller does.  Another `kind` of work keeps state in another way
+    (`plait bench state` compares).
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        work = _Work(context, _task_number() if task is None else task)
+        work = (kind or Work)(context, _task_number() if task is None else task)
         inbox = Inbox.read(batches, work.inbox_bytes)
         work.forward(inbox.notes)
         inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
@@ -102,7 +103,7 @@ def later_hop(context: EpochTask, hop: int, task: int | None = None) -> TaskFunc
     """Probe with the tuples that travelled here; the descriptors among them name this epoch's new segments."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        work = _Work(context, _task_number() if task is None else task)
+        work = Work(context, _task_number() if task is None else task)
         inbox = Inbox.read(batches, work.inbox_bytes)
         work.forward(inbox.notes)
         for tables in inbox.slices(work.inbox_bytes, context.groups(work.task)):
@@ -128,7 +129,7 @@ _IDLE_MERGE_SECONDS = 0.05
 
 
 @dataclass
-class _Work:
+class Work:
     """One task of one epoch, from its inbox to its outbox."""
 
     context: EpochTask
@@ -231,9 +232,9 @@ class _Work:
 
         Segments without a row in the window are left out.
         """
-        return self._visible(step.store, step.sees_current, times)
+        return self.runs_of(step.store, step.sees_current, times)
 
-    def _visible(self, store: str, sees_current: bool, times: Span = (None, None)) -> list[Run]:
+    def runs_of(self, store: str, sees_current: bool, times: Span = (None, None)) -> list[Run]:
         if store not in self._mine:
             low, high = self.context.groups(self.task)
             infos = self.context.live.get(store, ())
@@ -254,12 +255,12 @@ class _Work:
                 continue
             asked = [(wish.own, None, False), *wish.stores]
             stores = [(store, bit) for store, bit, _ in asked]
-            runs = [self._visible(store, sees) for store, _, sees in asked]
+            runs = [self.runs_of(store, sees) for store, _, sees in asked]
             found = sampled(wish.edge, wish.filter, keys, tuples, stores, runs)
             self.outbox.note(self.task, kind="sample", sample=found.to_json())
         _, groups = self.context.groups(self.task)
         # Of runs that another number of tasks has written, only what this task owns.
-        fronts = {s.id: [front(run.hashes, groups) for run in self._visible(s.id, True)] for s in plan.stores}
+        fronts = {s.id: [front(run.hashes, groups) for run in self.runs_of(s.id, True)] for s in plan.stores}
         counts = {store: key_count(runs, groups / KEY_GROUPS) for store, runs in fronts.items()}
         self.outbox.note(self.task, kind="keys", keys=counts)
 

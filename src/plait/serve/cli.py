@@ -127,7 +127,7 @@ def explain(file: PipelineFile) -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: tpcds, orders, drivers.")],
+    name: Annotated[str, typer.Argument(help="Which benchmark: tpcds, orders, drivers, state.")],
     quick: Annotated[bool, typer.Option("--quick", help="Tiny data, a few epochs: shows that it works.")] = False,
     sf: Annotated[float | None, typer.Option(help="Scale factor; 1 is 554,000 input rows.")] = None,
     out: Annotated[Path, typer.Option(help="Where NAME.json, NAME.md, NAME.png and the data go.")] = Path("bench-out"),
@@ -144,13 +144,37 @@ def bench(
     ] = None,
     verify: Annotated[bool, typer.Option(help="Check all results by checksum in extra, untimed runs.")] = True,
     memory: Annotated[str, typer.Option(help="Java heap of each Spark contestant.")] = "8g",
+    state_gb: Annotated[float | None, typer.Option(help="state: size to which the soak's state grows (20).")] = None,
+    limit: Annotated[str | None, typer.Option(help="state: memory of the soak's whole process tree (2g).")] = None,
+    limits: Annotated[
+        list[str] | None, typer.Option(help="state: memory for the state, such as 256m (repeatable).")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="state: a field of Plait's Config, as fan_in=8 (repeatable).")
+    ] = None,
 ) -> None:
-    """Measure: tpcds (against Spark and DuckDB), orders (paper 000), drivers (paper 003).  Checks all results."""
+    """Measure: tpcds (against Spark and DuckDB), orders (paper 000), drivers (paper 003), state (paper 002).
+
+    Checks all results.
+    """
     require_java()
     from plait.serve.bench.benchmarks import run_benchmark
     from plait.serve.bench.wishes import Wishes
 
-    wishes = Wishes(quick, sf, epochs, tuple(part or ()), tuple(who or ()), repeat, verify, memory)
+    wishes = Wishes(
+        quick,
+        sf,
+        epochs,
+        tuple(part or ()),
+        tuple(who or ()),
+        repeat,
+        verify,
+        memory,
+        state_gb,
+        limit,
+        tuple(limits or ()),
+        tuple(setting or ()),
+    )
     raise typer.Exit(run_benchmark(name, out, wishes, Console()))
 
 

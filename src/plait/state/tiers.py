@@ -222,7 +222,7 @@ def merge_some(
         else:
             run = open_segment(state_dir, info, verified_dir)
             sources.append(_Source(info, run, info.first, info.first + info.rows))
-    parts = _parts(sources, lambda table: live_rows(table, store, watermark_ms, now_us), part_bytes, more)
+    parts = _parts(_by_run(sources), lambda table: live_rows(table, store, watermark_ms, now_us), part_bytes, more)
     while (segment := _write(state_dir, store, merge, parts, epoch, sync)) is not None:
         done.added.append(segment)
         done.written += segment.bytes
@@ -250,28 +250,45 @@ _Part = tuple[U64, pa.Table, bool]
 """Sorted hashes, their rows, and whether the next part begins with another hash."""
 
 
+def _by_run(sources: Sequence[_Source]) -> list[list[_Source]]:
+    """The segments of each run in hash order: no more than the first of them has rows to give."""
+    runs: dict[str, list[_Source]] = {}
+    for source in sources:
+        runs.setdefault(source.info.run, []).append(source)
+    return [sorted(pieces, key=lambda s: s.hash(s.at)) for pieces in runs.values()]
+
+
 def _parts(
-    sources: Sequence[_Source], alive: Callable[[pa.Table], Flags | None], part_bytes: int, more: Callable[[], bool]
+    runs: list[list[_Source]], alive: Callable[[pa.Table], Flags | None], part_bytes: int, more: Callable[[], bool]
 ) -> Iterator[_Part]:
     """The merged rows from the lowest hash up.  When a part is asked for, those before are done with."""
     begun = False
-    while active := [s for s in sources if s.at < s.end]:
+    while runs := [left for pieces in runs if (left := [s for s in pieces if s.at < s.end])]:
         if begun and not more():
             return
         begun = True
-        left = sum(s.end - s.at for s in active)
-        width = sum(s.run.width * (s.end - s.at) for s in active) / left
+        heads = [pieces[0] for pieces in runs]
+        counts = [sum(s.end - s.at for s in pieces) for pieces in runs]
+        width = sum(s.run.width * n for s, n in zip(heads, counts, strict=True)) / sum(counts)
         rows = max(64, int(part_bytes / width))
-        # Each source gives its share of rows; the hash that the first of them reaches is where all are cut.
-        quotas = {id(s): max(16, rows * (s.end - s.at) // left) for s in active}
-        reached = [s.hash(s.at + quotas[id(s)]) for s in active if s.at + quotas[id(s)] < s.end]
-        cut = min(reached, default=None)
-        lowest = min(s.hash(s.at) for s in active)
+        # Each run gives its share of rows; the hash that the first of them reaches is where all are cut.
+        quotas = [max(16, rows * n // sum(counts)) for n in counts]
+        reached = [_reached(pieces, quota) for pieces, quota in zip(runs, quotas, strict=True)]
+        cut = min((value for value in reached if value is not None), default=None)
+        lowest = min(s.hash(s.at) for s in heads)
         if cut is None or cut > lowest:
-            ends = [s.below(cut, quotas[id(s)]) for s in active]
-            yield from _merged([(s, s.at, e) for s, e in zip(active, ends, strict=True)], alive, True)
+            ranges = [(s, s.at, s.below(cut, quota)) for s, quota in zip(heads, quotas, strict=True)]
+            yield from _merged(ranges, alive, True)
         else:
-            yield from _one_key([s for s in active if s.hash(s.at) == lowest], lowest, rows, alive)
+            yield from _one_key([s for s in heads if s.hash(s.at) == lowest], lowest, rows, alive)
+
+
+def _reached(pieces: Sequence[_Source], quota: int) -> int | None:
+    """The first hash that a run does not give: behind its quota, or in its next segment; None if it gives all."""
+    head = pieces[0]
+    if head.at + quota < head.end:
+        return head.hash(head.at + quota)
+    return pieces[1].hash(pieces[1].at) if len(pieces) > 1 else None
 
 
 def _one_key(
@@ -326,13 +343,13 @@ def _write(
                     out.write(hashes, table)
         return out.info(epoch=epoch, tier=merge.tier, run=merge.into)
     taken = [first]
-    size = first[1].nbytes
+    size = first[0].nbytes + first[1].nbytes
     while not taken[-1][2] or size < SEGMENT_BYTES:
         part = next(parts, None)
         if part is None:
             break
         taken.append(part)
-        size += part[1].nbytes
+        size += part[0].nbytes + part[1].nbytes
     hashes = np.concatenate([part[0] for part in taken])
     table = pa.concat_tables([part[1] for part in taken], promote_options="permissive")
     return write_segment(state_dir, store, table, hashes, epoch=epoch, tier=merge.tier, sync=sync, run=merge.into)

@@ -11,4 +11,7 @@ tpcds       Plait against Spark and DuckDB; tpcds_report is its JSON, table and 
 orders      the orderers of paper 000 against each other; drift is one part of it
 drivers     the driver policies of paper 003 against each other; arrivals is their data, drivers_report table and plot
 one_key     runs contestants of a join on one key side by side, each epoch checked against a plain count
+state       state larger than memory (paper 002's Figures 5 to 7, and a soak); state_cgroup limits a process tree,
+            state_run is one run, state_trial watches it, state_limits and state_soak are the parts, state_data the
+            soak's input, state_report and state_plot table and plot
 """

@@ -85,7 +85,7 @@ def plait(job: Job) -> Result:
 
     def once(data: Path, checkpoint: Path, tally: Tally | None) -> list[dict[str, Any]]:
         with plait.Engine(spark, checkpoint=str(checkpoint), config=config) as engine:
-            for table, frame in _streams(spark, workload, data).items():
+            for table, frame in streams(spark, workload, data).items():
                 engine.stream(table, frame)
             query = engine.query("q", workload.sql)
             if tally is None:
@@ -108,7 +108,7 @@ def spark_chain(job: Job, more: dict[str, str] | None = None) -> Result:
     workload = WORKLOADS[job.workload]
 
     def once(data: Path, checkpoint: Path, tally: Tally | None) -> list[dict[str, Any]]:
-        for table, frame in _streams(spark, workload, data).items():
+        for table, frame in streams(spark, workload, data).items():
             frame.createOrReplaceTempView(table)
         return _run_spark_query(spark.sql(workload.sql), checkpoint, tally)
 
@@ -128,7 +128,7 @@ def spark_stateless(job: Job) -> Result:
     workload = WORKLOADS[job.workload]
 
     def once(data: Path, checkpoint: Path, tally: Tally | None) -> list[dict[str, Any]]:
-        first, *others = (f.toDF("key", "value") for f in _streams(spark, workload, data).values())
+        first, *others = (f.toDF("key", "value") for f in streams(spark, workload, data).values())
         for other in others:
             first = first.union(other)
         return _run_spark_query(first, checkpoint, tally)
@@ -186,7 +186,7 @@ def _measure(
     return result, tally
 
 
-def _streams(spark: SparkSession, workload: Workload, data: Path) -> dict[str, DataFrame]:
+def streams(spark: SparkSession, workload: Workload, data: Path) -> dict[str, DataFrame]:
     """One file per table and epoch; the schema is read from a file."""
     frames = {}
     for table in workload.tables:

@@ -59,7 +59,7 @@ def _run_in(job: Job, work: Path) -> Outcome:
     written = work / "result.json"
     if process.returncode == 0 and written.exists():
         return Outcome(job, Result(**json.loads(written.read_text())), None, peak)
-    return Outcome(job, None, _last_words(log, process.returncode), peak)
+    return Outcome(job, None, last_words(log, process.returncode), peak)
 
 
 def _watch_memory(process: subprocess.Popen[bytes]) -> int:
@@ -106,7 +106,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _last_words(log: Path, code: int) -> str:
+def last_words(log: Path, code: int) -> str:
+    """The end of what a process said, for a message."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f"exit code {code}: " + " | ".join(lines[-3:])[-600:]
 

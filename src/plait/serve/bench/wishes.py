@@ -17,3 +17,7 @@ class Wishes:
     repeat: int | None = None
     verify: bool = True
     memory: str = "8g"
+    state_gb: float | None = None
+    limit: str | None = None
+    limits: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
