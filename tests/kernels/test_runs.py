@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.kernels.runs import _lookup, group_starts, lookup, merge_order
+from plait.kernels.runs import STRIDE, _lookup, fence, group_starts, lookup, lookup_fenced, merge_order
 
 FEW = st.lists(st.integers(0, 20), max_size=60).map(sorted)
 MANY = st.lists(st.integers(0, 2**64 - 1), max_size=60).map(sorted)
@@ -37,6 +37,40 @@ def test_a_lookup_in_long_runs_agrees_with_binary_search() -> None:
         values = np.sort(rng.integers(0, spread, size, dtype=np.uint64))
         probes = np.sort(rng.integers(0, spread, 5000, dtype=np.uint64))
         lo, hi = lookup(probes, values)
+        assert (lo == np.searchsorted(values, probes, "left")).all()
+        assert (hi == np.searchsorted(values, probes, "right")).all()
+
+
+GROUPS = st.lists(
+    st.tuples(
+        st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1)), st.sampled_from((1, 2, 511, 512, 513, 1024, 2000))
+    ),
+    max_size=12,
+)
+"""Values with how often they occur: groups that end on, before and behind a fence post, and some that span several."""
+
+
+@given(GROUPS, RUN, st.integers(0, 40))
+def test_a_fence_changes_nothing_about_what_is_found(
+    groups: list[tuple[int, int]], more: list[int], noise: int
+) -> None:
+    repeated = [np.full(times, value, np.uint64) for value, times in groups]
+    spread = np.linspace(0, 2.0**63, noise * 37).astype(np.uint64)
+    values = np.sort(np.concatenate([run(more), spread, *repeated]))
+    near = {v + d for v, _ in groups for d in (-1, 0, 1) if 0 <= v + d < 2**64}
+    probes = np.sort(np.concatenate([run(sorted(near)), run(more), values[:: STRIDE // 2], values[-1:]]))
+    lo, hi = lookup(probes, values)
+    lo_fenced, hi_fenced = lookup_fenced(probes, fence(values), values)
+    assert lo_fenced.tolist() == lo.tolist()
+    assert hi_fenced.tolist() == hi.tolist()
+
+
+def test_a_fence_of_long_runs_agrees_with_binary_search() -> None:
+    rng = np.random.default_rng(8)
+    for size, spread in ((200_000, 50_000), (200_000, 2**63), (STRIDE, 7), (STRIDE + 1, 7), (3 * STRIDE, 2)):
+        values = np.sort(rng.integers(0, spread, size, dtype=np.uint64))
+        probes = np.sort(np.concatenate([rng.integers(0, spread, 5000, dtype=np.uint64), values[::STRIDE]]))
+        lo, hi = lookup_fenced(probes, fence(values), values)
         assert (lo == np.searchsorted(values, probes, "left")).all()
         assert (hi == np.searchsorted(values, probes, "right")).all()
 

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from plait.query.graph import is_exact_key
-from plait.query.plan import Key, Store
+from plait.query.plan import ARRIVED, MASK, Key, Store
 from plait.query.relation import ColumnDef
+from plait.state.deep import writing_deep
 from plait.state.keys import hash_key
-from plait.state.segment import SegmentInfo, write_segment
+from plait.state.segment import SegmentInfo, new_run, write_segment
 
 UTC = datetime.UTC
 DAY = datetime.date(2024, 2, 29)
@@ -64,9 +65,32 @@ def write(directory: object, of: Store, table: pa.Table, epoch: int = 0, tier: i
     return write_segment(str(directory), of, rows, hashes, epoch=epoch, tier=tier, sync=False)
 
 
+def write_deep(directory: object, of: Store, table: pa.Table, epoch: int = 0, pieces: int = 1) -> SegmentInfo:
+    """The rows as a deep segment, written in so many pieces."""
+    rows, hashes = sorted_rows(table, of.key)
+    width = 8 + rows.nbytes / len(hashes)
+    step = -(-len(hashes) // pieces)
+    with writing_deep(str(directory), of, rows.schema, width, sync=False) as out:
+        for begin in range(0, len(hashes), step):
+            out.write(hashes[begin : begin + step], rows.slice(begin, step))
+    return out.info(epoch=epoch, tier=2, run=new_run())
+
+
+def everything(times: int = 1) -> pa.Table:
+    """Six rows of every type, each with a NULL; `times` over, with a k of their own."""
+    columns = {kind: pa.array([*values, None] * times, arrow) for kind, (arrow, values) in KEYS.items()}
+    nested = [{"tags": ["a", None], "scores": [("x", 1.5)]}, None, {"tags": None, "scores": []}]
+    columns["k"] = pa.array(range(6 * times), pa.int64())
+    columns["nested"] = pa.array(nested * 2 * times, PAYLOAD)
+    columns["void"] = pa.nulls(6 * times)
+    columns[MASK] = pa.array([1, 2, 3, 1, 2, 3] * times, pa.int64())
+    columns[ARRIVED] = pa.array([7, 8, 9, 7, 8, 9] * times, pa.int64())
+    return pa.table(columns)
+
+
 def info(n: int = 0, **changes: object) -> SegmentInfo:
     plain = SegmentInfo(
         store="s", path=f"aa/{n:032x}.arrow", epoch=n, tier=0, rows=10, keys=5, bytes=1000, checksum="00",
-        lo_group=0, hi_group=1024, min_time=None, max_time=None, max_arrived=None, homogeneous=True,
+        run=f"run {n}", lo_group=0, hi_group=1024, min_time=None, max_time=None, max_arrived=None,
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]

@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from plait.config import Config
 from plait.errors import CheckpointError, PlaitError
+from plait.runtime import task
 from plait.serve.cli import app
 from plait.share.reoptimise import Planner
+from plait.state import deep, tiers
 from plait.state.inspect import Inspection
 from plait.state.manifest import Manifest
 from plait.testing import LocalEngine
@@ -67,9 +69,9 @@ def test_a_sound_checkpoint_has_nothing_to_find_and_its_figures_are_those_of_the
     by_name = {store.store: store for store in report.stores}
     assert set(by_name) == {"a[k]", "b[k]", "c[k]"}
     assert all(store.rows == 60 * EPOCHS for store in by_name.values())
-    assert all(sum(store.tiers.values()) == store.segments for store in by_name.values())
+    assert all(sum(store.tiers.values()) <= store.segments for store in by_name.values())
     assert by_name["a[k]"].epochs == (0, EPOCHS - 1) or by_name["a[k]"].epochs is not None
-    assert 1 <= by_name["a[k]"].runs <= by_name["a[k]"].most_runs <= by_name["a[k]"].segments
+    assert 1 <= by_name["a[k]"].runs <= by_name["a[k]"].segments
     # Merged rows were written twice.
     assert report.write_amplification > 1.1
     assert report.space_amplification >= 1
@@ -122,6 +124,62 @@ def test_one_segment_named_twice_would_double_its_rows(copy: Path) -> None:
     infos = [i for of in Inspection(str(copy)).live().segments.values() for i in of]
     file.write_bytes(Manifest(**{**vars(manifest), "snapshot": (*infos, infos[0])}).encode())
     assert "SEGMENT_TWICE" in codes(copy)
+
+
+@pytest.fixture(scope="module")
+def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose merges are under way: deep and flat segments, some of them trimmed."""
+    path = tmp_path_factory.mktemp("halfway") / "checkpoint"
+    planner = Planner({"q": STAR}, streams("abc"), Config(sync=False, replan_epochs=0))
+    config = Config(tasks=1, sync=False, fan_in=2, merge_share=0.01, compress_above="0")
+    with pytest.MonkeyPatch.context() as patch, LocalEngine(path, planner.plan, config) as engine:
+        patch.setattr(task, "_IDLE_MERGE_SECONDS", 0.0)
+        patch.setattr(task, "PART_BYTES", 3000)
+        patch.setattr(tiers, "DEEP_TIER", 1)
+        patch.setattr(deep, "BLOCK_BYTES", 500)
+        stores = {s.id: {"columns": [[c.name, c.type] for c in s.columns]} for s in planner.plan.stores}
+        engine.checkpoint.put_catalog({"queries": {"q": "SELECT"}, "streams": {}, "stores": stores, "filters": {}})
+        for epoch in range(5):
+            engine.run({name: rows(*range(epoch * 300, 300 + epoch * 300)) for name in "abc"})
+    return path
+
+
+def test_a_checkpoint_with_merges_under_way_is_sound_too(halfway: Path) -> None:
+    assert codes(halfway) == set()
+    infos = [i for of in Inspection(str(halfway)).live().segments.values() for i in of]
+    assert any(i.deep for i in infos)
+    assert any(i.first for i in infos)
+    report = Inspection(str(halfway)).report()
+    assert all(store.rows == 300 * 5 for store in report.stores)
+    assert sum(store.merging for store in report.stores) > 0
+    assert sum(store.deep_bytes for store in report.stores) > 0
+    # What was trimmed was not written again.
+    on_disk = {p.relative_to(report.state_dir) for p in Path(report.state_dir).rglob("*") if p.is_file()}
+    assert on_disk >= {Path(i.path) for i in infos}
+    assert 1 < report.write_amplification < 3
+    sound = CliRunner().invoke(app, ["state", "verify", str(halfway)])
+    assert (sound.exit_code, sound.output[:6]) == (0, "Sound:")
+    assert CliRunner().invoke(app, ["state", "ls", str(halfway)]).exit_code == 0
+
+
+def test_a_bit_that_flips_in_any_block_of_a_deep_segment_is_found(halfway: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(halfway, tmp_path / "checkpoint"))
+    infos = [i for of in Inspection(str(path)).live().segments.values() for i in of]
+    info = next(i for i in infos if i.deep)
+    file = path / "state" / info.path
+    good = file.read_bytes()
+    for at in (100, info.meta // 2, info.meta - 20, info.meta + 10, len(good) - 4):
+        bad = bytearray(good)
+        bad[at] ^= 4
+        file.write_bytes(bad)
+        assert codes(path) == {"SEGMENT_CORRUPT"}
+    file.write_bytes(good)
+    assert codes(path) == set()
+
+
+def test_two_segments_of_one_run_that_overlap_are_found(copy: Path) -> None:
+    rewrite(copy, lambda i: {**i, "run": "same"})
+    assert "RUN_OVERLAP" in codes(copy)
 
 
 def test_the_command_line_lists_stores_and_segments(made: Path) -> None:

@@ -61,8 +61,23 @@ def test_a_damaged_manifest_is_never_read() -> None:
 
 def test_a_newer_format_is_refused_with_both_versions() -> None:
     newer = FULL.encode().replace(f"plait-manifest {FORMAT}".encode(), b"plait-manifest 12")
-    with pytest.raises(CheckpointError, match=r"FORMAT_NEWER.*format 12.*up to 1.*upgrade plait"):
+    with pytest.raises(CheckpointError, match=r"FORMAT_NEWER.*format 12.*up to 2.*upgrade plait"):
         Manifest.decode(newer)
+
+
+def test_an_older_format_is_refused_with_what_to_do() -> None:
+    older = FULL.encode().replace(f"plait-manifest {FORMAT}".encode(), b"plait-manifest 1")
+    with pytest.raises(CheckpointError, match=r"FORMAT_OLDER.*format 1;.*reads format 2.*new checkpoint"):
+        Manifest.decode(older)
+
+
+def test_a_segment_that_a_merge_has_eaten_into_goes_on_as_the_last_manifest_says() -> None:
+    state = LiveState().after(manifest(0, added=(info(0), info(1))))
+    shorter = info(0, first=4, rows=6, into="x")
+    state = state.after(manifest(1, removed=(info(0).path,), added=(shorter, info(2, tier=1, run="x"))))
+    assert state.segments == {"s": (info(1), shorter, info(2, tier=1, run="x"))}
+    state = state.after(manifest(2, removed=(shorter.path, info(1).path)))
+    assert state.segments == {"s": (info(2, tier=1, run="x"),)}
 
 
 def test_an_epoch_is_committed_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,26 +16,20 @@ import pyarrow as pa
 import pytest
 
 from plait.errors import CorruptionError, StorageError
-from plait.query.plan import ARRIVED, MASK
-from plait.state import segment
-from plait.state.segment import SegmentInfo, open_segment, write_segment
-from tests.state.rows import KEYS, MOMENT, PAYLOAD, key, sorted_rows, store, write
+from plait.state import reader
+from plait.state.reader import open_segment
+from plait.state.run import MemoryRun
+from plait.state.segment import SegmentInfo, write_segment
+from tests.state.rows import MOMENT, everything, sorted_rows, store, write, write_deep
 
 
 @pytest.fixture(autouse=True)
 def _fresh_process() -> None:
-    segment._open.clear()
+    reader._open.clear()
 
 
-def everything() -> pa.Table:
-    columns = {kind: pa.array([*values, None], arrow) for kind, (arrow, values) in KEYS.items()}
-    nested = [{"tags": ["a", None], "scores": [("x", 1.5)]}, None, {"tags": None, "scores": []}]
-    columns["k"] = pa.array(range(6), pa.int64())
-    columns["nested"] = pa.array(nested * 2, PAYLOAD)
-    columns["void"] = pa.nulls(6)
-    columns[MASK] = pa.array([1, 2, 3, 1, 2, 3], pa.int64())
-    columns[ARRIVED] = pa.array([7, 8, 9, 7, 8, 9], pa.int64())
-    return pa.table(columns)
+Write = Callable[..., SegmentInfo]
+both = pytest.mark.parametrize("put", [write, write_deep], ids=["flat", "deep"])
 
 
 def test_every_type_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -42,10 +37,11 @@ def test_every_type_comes_back_as_it_was(tmp_path: Path) -> None:
     rows, hashes = sorted_rows(pa.concat_tables([everything().slice(0, 2), everything().slice(2)]), of.key)
     info = write_segment(str(tmp_path), of, rows, hashes, epoch=3, tier=1, sync=True)
     read = open_segment(str(tmp_path), info)
+    assert isinstance(read, MemoryRun)
     read.table.validate(full=True)
     assert read.table.equals(rows)
     assert read.hashes.tolist() == hashes.tolist()
-    assert read.info == info == SegmentInfo.from_json(json.loads(json.dumps(info.to_json())))
+    assert info == SegmentInfo.from_json(json.loads(json.dumps(info.to_json())))
     micros = int(np.datetime64(MOMENT.replace(second=0), "us").astype(int))
     assert (info.epoch, info.tier, info.rows, info.keys, info.max_arrived) == (3, 1, 6, 6, 9)
     assert (info.min_time, info.max_time) == (micros, micros + 4_000_000)
@@ -79,13 +75,6 @@ def test_key_groups_are_the_hull_of_the_hashes(tmp_path: Path) -> None:
     assert (info.lo_group, info.hi_group) == (1023, 1024)
 
 
-def test_a_collision_of_hashes_is_noticed_when_writing(tmp_path: Path) -> None:
-    of, rows = store(key(("k", "string"))), pa.table({"k": ["a", "b"]})
-    info = write_segment(str(tmp_path), of, rows, np.zeros(2, np.uint64), epoch=0, tier=0, sync=False)
-    assert not info.homogeneous
-    assert write(tmp_path, of, rows).homogeneous
-
-
 def test_what_users_type_never_becomes_a_path(tmp_path: Path) -> None:
     info = write(tmp_path / "state", store(name="../../etc/passwd\0"), pa.table({"k": [1]}))
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
@@ -115,8 +104,9 @@ def test_every_flipped_bit_is_noticed_before_parsing(tmp_path: Path) -> None:
     assert open_segment(str(tmp_path), info).table.num_rows == 6
 
 
-def test_a_file_of_another_length_is_refused(tmp_path: Path) -> None:
-    info = write(tmp_path, store(), everything())
+@both
+def test_a_file_of_another_length_is_refused(tmp_path: Path, put: Write) -> None:
+    info = put(tmp_path, store(), everything())
     path = tmp_path / info.path
     good = path.read_bytes()
     for bad in (b"", good[:1], good[: len(good) // 2], good[:-1], good + b"\0"):
@@ -126,8 +116,9 @@ def test_a_file_of_another_length_is_refused(tmp_path: Path) -> None:
         assert error.value.code == "SEGMENT_TRUNCATED"
 
 
-def test_a_missing_file_is_noticed_even_when_it_was_open(tmp_path: Path) -> None:
-    info = write(tmp_path, store(), everything())
+@both
+def test_a_missing_file_is_noticed_even_when_it_was_open(tmp_path: Path, put: Write) -> None:
+    info = put(tmp_path, store(), everything())
     read = open_segment(str(tmp_path), info)
     assert open_segment(str(tmp_path), info) is read
     (tmp_path / info.path).unlink()
@@ -135,11 +126,12 @@ def test_a_missing_file_is_noticed_even_when_it_was_open(tmp_path: Path) -> None
         open_segment(str(tmp_path), info)
     assert error.value.code == "SEGMENT_MISSING"
     # What was open stays readable.
-    assert read.table.num_rows == 6
+    assert read.slice(0, 6).to_pylist() == sorted_rows(everything(), store().key)[0].to_pylist()
 
 
-def test_a_file_that_changed_while_it_was_open_is_checked_again(tmp_path: Path) -> None:
-    info = write(tmp_path, store(), everything())
+@both
+def test_a_file_that_changed_while_it_was_open_is_checked_again(tmp_path: Path, put: Write) -> None:
+    info = put(tmp_path, store(), everything())
     open_segment(str(tmp_path), info, str(tmp_path / "verified"))
     bad = bytearray((tmp_path / info.path).read_bytes())
     bad[-100] ^= 1
@@ -148,32 +140,34 @@ def test_a_file_that_changed_while_it_was_open_is_checked_again(tmp_path: Path) 
     for _ in range(2):
         with pytest.raises(CorruptionError, match="SEGMENT_CORRUPT"):
             open_segment(str(tmp_path), info, str(tmp_path / "verified"))
-        segment._open.clear()
+        reader._open.clear()
 
 
-def test_a_host_verifies_a_segment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = write(tmp_path, store(), everything())
+@both
+def test_a_host_verifies_a_segment_once(tmp_path: Path, put: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = put(tmp_path, store(), everything())
     calls = []
-    real = segment.xxhash.xxh3_128_hexdigest
-    monkeypatch.setattr(segment.xxhash, "xxh3_128_hexdigest", lambda b: (calls.append(1), real(b))[1])
+    real = reader.xxhash.xxh3_128_hexdigest
+    monkeypatch.setattr(reader.xxhash, "xxh3_128_hexdigest", lambda b: (calls.append(1), real(b))[1])
     for _ in range(3):
-        segment._open.clear()  # as a new process would begin
+        reader._open.clear()  # as a new process would begin
         open_segment(str(tmp_path), info, str(tmp_path / "verified"))
     assert len(calls) == 1
     for _ in range(3):
         open_segment(str(tmp_path), info, str(tmp_path / "verified"))
     assert len(calls) == 1
-    segment._open.clear()
+    reader._open.clear()
     open_segment(str(tmp_path), info)
     assert len(calls) == 2
     (tmp_path / "file").touch()
-    segment._open.clear()
+    reader._open.clear()
     open_segment(str(tmp_path), info, str(tmp_path / "file" / "verified"))  # no marker, no harm
     assert len(calls) == 3
 
 
-def test_markers_that_others_could_have_written_are_not_believed(tmp_path: Path) -> None:
-    info = write(tmp_path, store(), everything())
+@both
+def test_markers_that_others_could_have_written_are_not_believed(tmp_path: Path, put: Write) -> None:
+    info = put(tmp_path, store(), everything())
     verified = tmp_path / "verified"
     open_segment(str(tmp_path), info, str(verified))
     path = tmp_path / info.path
@@ -184,7 +178,7 @@ def test_markers_that_others_could_have_written_are_not_believed(tmp_path: Path)
         file.write(bad)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     verified.chmod(0o777)
-    segment._open.clear()
+    reader._open.clear()
     with pytest.raises(CorruptionError, match="SEGMENT_CORRUPT"):
         open_segment(str(tmp_path), info, str(verified))
 
@@ -197,29 +191,52 @@ def test_markers_of_deleted_segments_are_swept(tmp_path: Path, monkeypatch: pyte
     assert len(os.listdir(verified)) == 3
     for one in infos[:2]:
         (tmp_path / one.path).unlink()
-    monkeypatch.setattr(segment, "_SWEEP", 1)
+    monkeypatch.setattr(reader, "_SWEEP", 1)
     open_segment(str(tmp_path), infos[3], str(verified))
     assert sorted(os.listdir(verified)) == sorted(i.path.replace("/", "-") for i in infos[2:])
 
 
-def test_another_checksum_in_the_manifest_is_not_answered_from_the_cache(tmp_path: Path) -> None:
-    info = write(tmp_path, store(), everything())
+@both
+def test_another_checksum_in_the_manifest_is_not_answered_from_the_cache(tmp_path: Path, put: Write) -> None:
+    info = put(tmp_path, store(), everything())
     open_segment(str(tmp_path), info)
     with pytest.raises(CorruptionError, match="SEGMENT_CORRUPT"):
         open_segment(str(tmp_path), dataclasses.replace(info, checksum="0" * 32))
 
 
 def test_only_so_many_segments_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "CACHED", 3)
-    monkeypatch.setattr(segment, "_SWEEP", 1)
+    monkeypatch.setattr(reader, "CACHED", 3)
+    monkeypatch.setattr(reader, "_SWEEP", 1)
     infos = [write(tmp_path, store(), pa.table({"k": [n]})) for n in range(5)]
     for info in infos:
         open_segment(str(tmp_path), info)
-    assert [path for _, path in segment._open] == [i.path for i in infos[2:]]
+    assert [path for _, path in reader._open] == [i.path for i in infos[2:]]
     for info in infos[2:]:
         (tmp_path / info.path).unlink()
     open_segment(str(tmp_path), infos[0])
-    assert [path for _, path in segment._open] == [infos[0].path]
+    assert [path for _, path in reader._open] == [infos[0].path]
+
+
+def test_what_was_opened_last_stays_open_longest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "CACHED", 2)
+    infos = [write(tmp_path, store(), pa.table({"k": [n]})) for n in range(3)]
+    first = open_segment(str(tmp_path), infos[0])
+    open_segment(str(tmp_path), infos[1])
+    assert open_segment(str(tmp_path), infos[0]) is first
+    open_segment(str(tmp_path), infos[2])
+    assert [path for _, path in reader._open] == [infos[0].path, infos[2].path]
+
+
+@both
+def test_rows_that_a_merge_has_taken_over_are_not_seen(tmp_path: Path, put: Write) -> None:
+    info = put(tmp_path, store(), everything())
+    whole = open_segment(str(tmp_path), info)
+    for first in (0, 1, 5):
+        rest = open_segment(str(tmp_path), dataclasses.replace(info, first=first, rows=6 - first))
+        assert (rest.first, rest.hashes.tolist()) == (first, whole.hashes[first:].tolist())
+        assert rest.slice(first, 6).to_pylist() == whole.slice(first, 6).to_pylist()
+        assert rest.find(whole.hashes).at.tolist() == list(range(first, 6))
+    assert open_segment(str(tmp_path), info).hashes.tolist() == whole.hashes.tolist()
 
 
 def test_a_state_directory_that_is_a_file_is_reported(tmp_path: Path) -> None:

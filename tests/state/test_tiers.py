@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,41 +20,47 @@ from plait.query.graph import Alias, Equality, JoinGraph, Output
 from plait.query.plan import ARRIVED
 from plait.query.relation import ColumnDef, Relation
 from plait.share.probe_trees import build_plan
-from plait.state import tiers
-from plait.state.segment import SegmentInfo, open_segment
-from plait.state.tiers import Merge, choose_merges, expired, lane, live_rows, merge_segments
+from plait.state.segment import SegmentInfo
+from plait.state.tiers import Merge, choose_merges, expired, lane, live_rows, runs_per_lookup
 from plait.testing import LocalEngine
-from tests.state.rows import info, key, store, write
+from tests.state.rows import info, store
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 7, 100, 1024])
 def test_a_lane_is_the_task_that_owns_the_middle(tasks: int) -> None:
     bounds = group_bounds(tasks).tolist()
     for group in range(1024):
-        t = lane(info(lo_group=group, hi_group=group + 1), tasks)
+        t = lane([info(lo_group=group, hi_group=group + 1)], tasks)
         assert bounds[t] <= group < bounds[t + 1]
     for t in range(tasks):
-        assert lane(info(lo_group=bounds[t], hi_group=bounds[t + 1]), tasks) == t
+        low, high = bounds[t], bounds[t + 1]
+        assert lane([info(lo_group=low, hi_group=high)], tasks) == t
+        # A run of several segments is where all of it is.
+        middle = (low + high) // 2
+        pieces = [info(1, lo_group=middle, hi_group=high), info(0, lo_group=low, hi_group=max(middle, low + 1))]
+        assert lane(pieces, tasks) == t
+
+
+def chosen(live: dict[str, list[SegmentInfo]], *how: Any) -> list[tuple[str, tuple[SegmentInfo, ...], int, int]]:
+    return [(m.store, m.inputs, m.tier, m.task) for m in choose_merges(live, *how)]
 
 
 def test_a_full_tier_is_merged_whole_and_a_smaller_one_is_left_alone() -> None:
     three = [info(n) for n in range(3)]
     assert choose_merges({"s": three}, 4, 1) == ()
     five = [info(n) for n in range(5)]
-    assert choose_merges({"s": five}, 4, 1) == (Merge("s", tuple(five), 1, 0),)
+    assert chosen({"s": five}, 4, 1) == [("s", tuple(five), 1, 0)]
 
 
-def test_stores_lanes_and_tiers_are_merged_apart() -> None:
+def test_stores_lanes_and_tiers_are_merged_apart_and_low_tiers_first() -> None:
     low = [info(n, hi_group=512) for n in range(4)]
     high = [info(10 + n, lo_group=512) for n in range(4)]
     deep = [info(20 + n, hi_group=512, tier=1) for n in range(3)]
     other = [info(30 + n, store="a") for n in range(2)]
     live = {"s": low + high + deep, "a": other}
-    expected = (Merge("s", tuple(low), 1, 0), Merge("s", tuple(high), 1, 1), Merge("a", tuple(other), 1, 1))
-    assert choose_merges(live, 4, 2) == expected[:2]
-    assert choose_merges(live, 2, 2) == (
-        expected[2], expected[0], Merge("s", tuple(deep), 2, 0), expected[1],
-    )  # fmt: skip
+    expected = [("s", tuple(low), 1, 0), ("s", tuple(high), 1, 1), ("a", tuple(other), 1, 1)]
+    assert chosen(live, 4, 2) == expected[:2]
+    assert chosen(live, 2, 2) == [*expected, ("s", tuple(deep), 2, 0)]
 
 
 def test_the_choice_does_not_depend_on_the_order_of_the_list() -> None:
@@ -61,60 +70,153 @@ def test_the_choice_does_not_depend_on_the_order_of_the_list() -> None:
     assert choose_merges({"s": segments}, 4, 3) == expected
 
 
-def simulate(fan_in: int, tasks_at: list[int], size: int = 1000) -> tuple[list[SegmentInfo], int, int]:
-    """Append a segment per task and epoch, merging when due; returns live, most runs met by a group, bytes merged."""
-    live: list[SegmentInfo] = []
-    most = merged = serial = 0
-    for epoch, tasks in enumerate(tasks_at):
+def test_segments_of_one_run_count_as_one() -> None:
+    pieces = [info(n, run="r", lo_group=n * 100, hi_group=n * 100 + 100) for n in range(4)]
+    assert choose_merges({"s": pieces}, 2, 1) == ()
+    other = info(9)
+    assert chosen({"s": [*pieces, other]}, 2, 1) == [("s", (*pieces, other), 1, 0)]
+
+
+def test_a_merge_that_was_begun_goes_on_whatever_else_changes() -> None:
+    begun = [info(n, into="x", first=5, rows=5) for n in range(2)]
+    grown = [info(10, run="x", tier=1), info(11, tier=1), info(12, tier=1)]
+    merges = choose_merges({"s": begun + grown}, 2, 1)
+    # The run that is being written is not complete: it rests, whatever its tier has.
+    assert [(m.inputs, m.into, m.tier) for m in merges] == [
+        (tuple(begun), "x", 1),
+        (tuple(grown[1:]), merges[1].into, 2),
+    ]
+    assert [(m.inputs, m.into) for m in choose_merges({"s": begun + grown}, 64, 3)] == [(tuple(begun), "x")]
+    left = [info(0, into="x", first=9, rows=1)]
+    assert [m.inputs for m in choose_merges({"s": left + grown}, 64, 1)] == [tuple(left)]
+    assert merges[1].into not in {"x", *(i.run for i in grown)}
+
+
+def test_state_is_compressed_from_its_third_tier_on_and_above_its_limit_only() -> None:
+    for tier, deep in ((0, False), (1, True), (2, True)):
+        runs = [info(n, tier=tier, bytes=1000) for n in range(2)]
+        assert [m.deep for m in choose_merges({"s": runs}, 2, 1, 1999)] == [deep]
+        assert [m.deep for m in choose_merges({"s": runs}, 2, 1, 2000)] == [False]
+        assert [m.deep for m in choose_merges({"s": runs}, 2, 1)] == [False]
+        # Rows that were merged away no longer count.
+        short = [info(n, tier=tier, bytes=1000, first=5, rows=5) for n in range(2)]
+        assert [m.deep for m in choose_merges({"s": short}, 2, 1, 1000)] == [False]
+
+
+PER_GROUP = 10
+
+
+@dataclass
+class Simulated:
+    """Segments whose rows are spread evenly over their key groups; merges that get `groups` further per epoch."""
+
+    fan_in: int
+    live: list[SegmentInfo] = field(default_factory=list)
+    serial: int = 0
+    merged: int = 0
+    appended: int = 0
+
+    def segment(self, low: int, high: int, **how: Any) -> SegmentInfo:
+        self.serial += 1
+        how = {"run": f"r{self.serial}", "rows": PER_GROUP * (high - low), **how}
+        return info(path=f"p{self.serial:06d}", lo_group=low, hi_group=high, bytes=8 * how["rows"], **how)
+
+    def epoch(self, number: int, tasks: int, groups: int) -> None:
+        merges = choose_merges({"s": self.live}, self.fan_in, tasks)
+        self.check(merges)
+        for merge in merges:
+            self.step(merge, number, groups)
         bounds = group_bounds(tasks).tolist()
-        for merge in choose_merges({"s": live}, fan_in, tasks):
-            gone = {i.path for i in merge.inputs}
-            live = [i for i in live if i.path not in gone]
-            serial += 1
-            total = sum(i.bytes for i in merge.inputs)
-            merged += total
-            live.append(
-                info(serial, path=f"m{serial}", epoch=epoch, tier=merge.tier, rows=sum(i.rows for i in merge.inputs),
-                     bytes=total, lo_group=min(i.lo_group for i in merge.inputs),
-                     hi_group=max(i.hi_group for i in merge.inputs))
-            )  # fmt: skip
-        for t in range(tasks):
-            live.append(info(path=f"e{epoch}-{t}", epoch=epoch, lo_group=bounds[t], hi_group=bounds[t + 1], bytes=size))
-        most = max(most, *(sum(i.lo_group <= g < i.hi_group for i in live) for g in range(0, 1024, 128)))
-    assert sum(i.rows for i in live) == 10 * sum(tasks_at)
-    return live, most, merged
+        for low, high in pairwise(bounds):
+            self.live.append(self.segment(low, high, epoch=number))
+            self.appended += self.live[-1].rows
+        assert sum(i.rows for i in self.live) == self.appended, "a row is lost, or there twice"
+
+    def check(self, merges: tuple[Merge, ...]) -> None:
+        inputs = [i.path for merge in merges for i in merge.inputs]
+        assert len(inputs) == len(set(inputs)), "a segment is in two merges"
+        going = {i.into for i in self.live} - {None}
+        assert going <= {m.into for m in merges}, "a merge that was begun is left lying"
+        for merge in merges:
+            runs = {i.run for i in merge.inputs}
+            assert not runs & going, "a run that still grows is merged"
+            for run in runs:
+                mine = {i.path for i in self.live if i.run == run}
+                assert mine <= {i.path for i in merge.inputs}, "half a run is merged"
+            assert len({i.tier for i in merge.inputs}) == 1
+            if merge.into in going:
+                assert {i.path for i in merge.inputs} == {i.path for i in self.live if i.into == merge.into}
+            else:
+                assert len(runs) >= self.fan_in
+
+    def step(self, merge: Merge, number: int, groups: int) -> None:
+        low = min(i.lo_group for i in merge.inputs)
+        cut = low + groups
+        taken: list[tuple[int, int, int]] = []
+        for i in merge.inputs:
+            self.live.remove(i)
+            width = i.hi_group - i.lo_group
+            moved = max(0, min(cut, i.hi_group) - i.lo_group)
+            gone = i.rows * moved // width
+            taken.append((i.lo_group, i.lo_group + moved, gone))
+            if moved < width:
+                lo_group, first, rows = i.lo_group + moved, i.first + gone, i.rows - gone
+                self.live.append(replace(i, first=first, rows=rows, lo_group=lo_group, into=merge.into))
+        rows = sum(r for _, _, r in taken)
+        high = max(b for _, b, r in taken if r)
+        self.merged += rows
+        self.live.append(self.segment(low, high, epoch=number, tier=merge.tier, run=merge.into, rows=rows))
+
+    def most_runs(self) -> int:
+        covering = (len({i.run for i in self.live if i.lo_group <= g < i.hi_group}) for g in range(0, 1024, 64))
+        return max(covering)
 
 
 @pytest.mark.parametrize("fan_in", [2, 4, 10])
-def test_runs_stay_logarithmic_over_a_thousand_epochs(fan_in: int) -> None:
-    live, most, merged = simulate(fan_in, [2] * 1000)
-    tiers_used = max(i.tier for i in live) + 1
-    assert tiers_used <= np.log(1000) / np.log(fan_in) + 2
-    assert most <= fan_in * tiers_used
-    assert merged <= 2000 * 1000 * tiers_used
+@pytest.mark.parametrize("groups", [1024, 100])
+def test_runs_stay_logarithmic_over_many_epochs_if_merges_keep_up(fan_in: int, groups: int) -> None:
+    state = Simulated(fan_in)
+    most = 0
+    for number in range(400):
+        state.epoch(number, 2, groups)
+        most = max(most, state.most_runs())
+    tiers_used = max(i.tier for i in state.live) + 1
+    assert tiers_used <= np.log(400) / np.log(fan_in) + 2
+    # What rests, what is being merged, and what arrives while it is: a merge of a lane takes 512 / groups epochs.
+    assert most <= (fan_in + 512 // groups + 1) * tiers_used
+    assert state.merged <= state.appended * tiers_used
 
 
-def test_runs_stay_logarithmic_while_the_number_of_tasks_changes() -> None:
+def test_merges_that_have_fallen_behind_catch_up() -> None:
+    state = Simulated(4)
+    for number in range(60):
+        state.epoch(number, 1, 20)
+    behind = state.most_runs()
+    assert behind > 12
+    for number in range(60, 160):
+        state.epoch(number, 1, 1024)
+    assert state.most_runs() < 14
+
+
+def test_merges_go_on_while_the_number_of_tasks_changes() -> None:
     rng = random.Random(5)
-    tasks: list[int] = []
-    while len(tasks) < 1000:
-        tasks += [rng.choice([1, 2, 3, 5, 8, 16])] * rng.randint(1, 60)
-    _, most, _ = simulate(4, tasks[:1000])
+    state = Simulated(4)
+    tasks, most = 1, 0
+    for number in range(400):
+        tasks = rng.choice([1, 2, 3, 5, 8, 16]) if rng.random() < 0.1 else tasks
+        state.epoch(number, tasks, rng.choice([30, 200, 1024]))
+        most = max(most, state.most_runs())
     # A group may meet the runs of two lanes where ranges do not line up.
     assert most <= 2 * 4 * 8
 
 
-def test_a_merge_never_outgrows_memory() -> None:
-    big = tiers.MERGE_BYTES // 4
-    live, _, _ = simulate(4, [1] * 200, size=big // 5)
-    assert max(i.bytes for i in live) <= tiers.MERGE_BYTES
-    # Full runs are left alone, all others still merge.
-    assert len(live) < 200 / 5 + 8
-    many = [info(n, bytes=big) for n in range(11)]
-    merges = choose_merges({"s": many}, 4, 1)
-    assert [len(m.inputs) for m in merges] == [4, 4, 3]
-    assert all(sum(i.bytes for i in m.inputs) <= tiers.MERGE_BYTES for m in merges)
-    assert choose_merges({"s": [info(n, bytes=big + 1) for n in range(11)]}, 4, 1) == ()
+def test_read_amplification_counts_runs_and_not_segments() -> None:
+    assert runs_per_lookup([]) == 0
+    whole = info(0)
+    halves = [info(1, run="h", hi_group=512), info(2, run="h", lo_group=511)]
+    assert runs_per_lookup([whole]) == 1
+    assert runs_per_lookup([whole, *halves]) == 2
+    assert runs_per_lookup([info(3, hi_group=10), info(4, hi_group=30)]) == pytest.approx(40 / 30)
 
 
 def test_a_segment_expires_when_its_newest_row_does() -> None:
@@ -143,69 +245,8 @@ def test_rows_expire_by_the_rule_of_their_segment() -> None:
     assert live_rows(table, both, 15, 13).tolist() == [False] * 4  # type: ignore[union-attr]
 
 
-def merge_all(directory: Path, of: object, infos: list[SegmentInfo], **now: object) -> SegmentInfo | None:
-    settings = {"epoch": 9, "watermark_ms": None, "now_us": 0, "sync": False, "verified_dir": None, **now}
-    return merge_segments(str(directory), of, Merge("s", tuple(infos), 1, 0), **settings)  # type: ignore[arg-type]
-
-
-def test_a_merge_holds_the_rows_of_its_inputs_in_order(tmp_path: Path) -> None:
-    of = store(key(("k", "string")))
-    rng = np.random.default_rng(3)
-    tables = [
-        pa.table({
-            "k": [f"key {v}" for v in rng.integers(0, 50, 200)], "run": [run] * 200,
-            "nested": [{"a": [i]} if i % 3 else None for i in range(200)],
-        })
-        for run in range(5)
-    ]  # fmt: skip
-    infos = [write(tmp_path, of, table, epoch=e) for e, table in enumerate(tables)]
-    merged = merge_all(tmp_path, of, infos)
-    assert merged is not None
-    read = open_segment(str(tmp_path), merged)
-    parts = [open_segment(str(tmp_path), i) for i in infos]
-    everything = np.concatenate([p.hashes for p in parts])
-    order = np.argsort(everything, kind="stable")
-    assert read.hashes.tolist() == everything[order].tolist()
-    assert read.table.to_pylist() == pa.concat_tables([p.table for p in parts]).take(order).to_pylist()
-    assert (merged.tier, merged.epoch, merged.rows, merged.homogeneous) == (1, 9, 1000, True)
-    assert merged.keys == len({r["k"] for t in tables for r in t.to_pylist()})
-    assert (merged.lo_group, merged.hi_group) == (min(i.lo_group for i in infos), max(i.hi_group for i in infos))
-
-
-def test_expired_rows_are_dropped_while_merging(tmp_path: Path) -> None:
-    of = store(time="t", keep_us=0)
-
-    def table(times: list[int]) -> pa.Table:
-        return pa.table({"k": times, "t": pa.array(times, pa.timestamp("us", "UTC"))})
-
-    infos = [write(tmp_path, of, table(list(range(n, n + 2000)))) for n in (0, 1000, 5000)]
-    merged = merge_all(tmp_path, of, infos, watermark_ms=2)
-    assert merged is not None
-    read = open_segment(str(tmp_path), merged).table
-    assert sorted(read.column("k").to_pylist()) == [*range(2001, 3000), *range(5000, 7000)]
-    assert (merged.min_time, merged.max_time) == (2001, 6999)
-    assert merge_all(tmp_path, of, infos, watermark_ms=7) is None
-
-
-def test_an_expired_segment_is_dropped_without_being_read(tmp_path: Path) -> None:
-    of = store(ttl_us=10)
-    old, new = (write(tmp_path, of, pa.table({"k": [1], ARRIVED: [at]})) for at in (0, 100))
-    (tmp_path / old.path).unlink()
-    merged = merge_all(tmp_path, of, [old, new], now_us=50)
-    assert merged is not None
-    assert (merged.rows, merged.max_arrived) == (1, 100)
-
-
-def test_rows_whose_hash_alone_expired_from_one_run_still_merge(tmp_path: Path) -> None:
-    of = store(time="t", keep_us=0)
-    rows = pa.table({"k": [1, 1, 2], "t": pa.array([1, 5000, 1], pa.timestamp("us"))})
-    half = write(tmp_path, of, rows)
-    merged = merge_all(tmp_path, of, [half], watermark_ms=1)
-    assert merged is not None
-    assert open_segment(str(tmp_path), merged).table.column("k").to_pylist() == [1]
-
-
-def test_a_store_that_keeps_nothing_but_the_hash_is_merged_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress_above", [None, "0"], ids=["flat", "deep"])
+def test_a_store_that_keeps_nothing_but_the_hash_is_merged_too(tmp_path: Path, compress_above: str | None) -> None:
     """A stream of which no column comes out and whose key is exact: its tables have rows, but no columns."""
     columns = (("k", "bigint"), ("v", "bigint"))
     relations = {n: Relation(n, columns) for n in "ab"}
@@ -219,10 +260,11 @@ def test_a_store_that_keeps_nothing_but_the_hash_is_merged_too(tmp_path: Path) -
     assert {s.id: len(s.columns) for s in plan.stores} == {"a[k]": 1, "b[k]": 0}
     arrived = pa.table({"k": pa.array([1, 1, 2], pa.int64()), "v": pa.array([7, 8, 9], pa.int64())})
     found = 0
-    with LocalEngine(tmp_path, plan, Config(tasks=1, sync=False, fan_in=2)) as engine:
+    with LocalEngine(tmp_path, plan, Config(tasks=1, sync=False, fan_in=2, compress_above=compress_above)) as engine:
         for epoch in range(1, 9):
             found += sum(table.num_rows for table in engine.run({"a": arrived, "b": arrived}).values())
             # Key 1 has 2·n rows on each side, key 2 has n.
             assert found == (2 * epoch) ** 2 + epoch**2
         assert max(i.tier for i in engine.live.segments["b[k]"]) >= 2
+        assert any(i.deep for i in engine.live.segments["b[k]"]) == (compress_above is not None)
         assert sum(i.rows for i in engine.live.segments["b[k]"]) == 3 * 8

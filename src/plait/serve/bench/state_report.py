@@ -193,9 +193,9 @@ def _sweep(part: Mapping[str, Any], setup: Mapping[str, Any]) -> list[str]:
 def _backends(part: Mapping[str, Any], setup: Mapping[str, Any]) -> list[str]:
     backends = list(dict.fromkeys(run["backend"] for run in part["runs"]))
     lines = [
-        f"TPC-DS scale factor {setup['sf']:g} in {setup['epochs']} epochs, one process without Spark: the same operator "
-        "with its state in Plait's sorted runs on disk, in memory, and in RocksDB (rocksdict).  Seconds, or how it ended; "
-        "`memory` is the limit of the process beyond its base, as a share of what the state weighs uncompressed.",
+        f"TPC-DS scale factor {setup['sf']:g} in {setup['epochs']} epochs, one process without Spark: the same "
+        "operator with its state in Plait's sorted runs on disk, in memory, and in RocksDB (rocksdict).  Seconds, or how it "
+        "ended; `memory` is the limit of the process beyond its base, as a share of what the state weighs uncompressed.",
         "",
         f"| memory | {' | '.join(backends)} |",
         f"|---|{'---:|' * len(backends)}",

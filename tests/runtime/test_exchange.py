@@ -1,0 +1,180 @@
+"""What travels between tasks: every tuple arrives once, however little memory there is for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.config import KEY_GROUPS
+from plait.kernels.hashing import owner
+from plait.query.plan import HASH
+from plait.runtime import exchange
+from plait.runtime.exchange import DESCRIPTOR, Inbox, Outbox, encode
+
+QUICK = settings(deadline=None, derandomize=True, database=None, max_examples=50)
+VALUE = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from((0, 1, 1 << 54, (1 << 54) - 1, 2**63, 2**64 - 1)))
+
+
+def bucket(hashes: list[int], first: int = 0) -> pa.Table:
+    """Tuples with these hashes, sorted, each with a number of its own and a text."""
+    ordered = pa.array(sorted(hashes), pa.uint64())
+    numbers = np.arange(first, first + len(hashes))
+    texts = pa.array([None if n % 5 == 0 else "x" * (n % 9) for n in numbers.tolist()], pa.string())
+    return pa.table([ordered, numbers, texts], names=[HASH, "n", "s"])
+
+
+def sent(outbox: Outbox) -> list[tuple[int, int, bytes]]:
+    return [tuple(row.values()) for batch in outbox.batches() for row in batch.to_pylist()]  # type: ignore[misc]
+
+
+def shipped(outbox: Outbox, tables: dict[int, pa.Table], tasks: int) -> list[pa.RecordBatch]:
+    for edge, table in tables.items():
+        outbox.ship(edge, table, tasks)
+    outbox.note(0, kind="work")
+    return list(outbox.batches())
+
+
+TABLES = st.dictionaries(st.integers(0, 3), st.lists(VALUE, max_size=60).map(bucket), max_size=3)
+
+
+@QUICK
+@given(TABLES, st.integers(1, 7), st.sampled_from((0, 700, float("inf"))), st.sampled_from((1, 200, 8 << 20)))
+def test_every_tuple_goes_to_the_owner_of_its_key_group(
+    tables: dict[int, pa.Table], tasks: int, limit: float, bucket_bytes: int
+) -> None:
+    outbox = Outbox(limit=limit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "_BUCKET_BYTES", bucket_bytes)
+        batches = shipped(outbox, tables, tasks)
+    found: dict[int, list[dict[str, Any]]] = {}
+    notes = 0
+    for batch in batches:
+        for task, edge, payload in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+            if edge == DESCRIPTOR:
+                notes += 1
+                continue
+            table = exchange.decode(payload)
+            assert set(owner(table.column(HASH).to_numpy(), tasks).tolist()) == {task}
+            found.setdefault(edge, []).extend(table.to_pylist())
+    assert notes == 1
+    assert found == {edge: table.to_pylist() for edge, table in tables.items() if table.num_rows}
+    assert (outbox.rows, outbox.held, outbox.spill.size) == ([], 0, 0)
+
+
+def test_beyond_its_limit_an_outbox_holds_nothing_in_memory() -> None:
+    table = bucket(list(range(1000)))
+    size = len(encode(table))
+    outbox = Outbox(limit=2.5 * size)
+    for _ in range(5):
+        outbox.ship(1, table, 1)
+    held = [len(payload) for _, _, payload in outbox.rows if isinstance(payload, bytes)]
+    assert held == [size, size]
+    assert outbox.spill.size == 3 * size
+    assert [row[2] for row in sent(outbox)] == [encode(table)] * 5
+    # Empty again, it starts anew.
+    outbox.ship(1, table, 1)
+    assert outbox.spill.size == 0
+    assert len(sent(outbox)) == 1
+
+
+def test_what_spark_gets_at_a_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_BUCKET_BYTES", 1000)
+    outbox = Outbox(limit=5000)
+    outbox.ship(1, bucket(list(range(2000))), 1)
+    sizes = [batch.nbytes for batch in outbox.batches()]
+    assert len(sizes) > 5
+    assert max(sizes) < 8 * 1000
+
+
+def test_of_a_slice_only_its_own_rows_travel() -> None:
+    table = bucket(list(range(10_000)))
+    assert len(encode(table.slice(5, 10))) < 2000
+    assert exchange.decode(encode(table.slice(5, 10))).to_pylist() == table.slice(5, 10).to_pylist()
+
+
+# ---------------------------------------------------------------- inbox
+
+
+def groups_of(task: int, tasks: int) -> tuple[int, int]:
+    return task * KEY_GROUPS // tasks, (task + 1) * KEY_GROUPS // tasks
+
+
+@QUICK
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(VALUE, min_size=1, max_size=40)), max_size=6),
+    st.integers(1, 5),
+    st.sampled_from((0, 900, float("inf"))),
+    st.sampled_from((1, 100, 600, 3000, float("inf"))),
+)
+def test_every_tuple_is_in_exactly_one_slice_with_all_tuples_of_its_key(
+    parts: list[tuple[int, list[int]]], tasks: int, memory: float, limit: float
+) -> None:
+    tables = [(edge, bucket(hashes, 100 * i)) for i, (edge, hashes) in enumerate(parts)]
+    outbox = Outbox()
+    for edge, table in tables:
+        outbox.ship(edge, table, tasks)
+    received = list(outbox.batches())
+    everything: dict[int, Counter[tuple[Any, ...]]] = {}
+    for task in range(tasks):
+        mine = [
+            pa.RecordBatch.from_pylist([row for row in batch.to_pylist() if row["task"] == task], schema=batch.schema)
+            for batch in received
+        ]
+        inbox = Inbox.read(mine, memory)
+        highest = -1
+        slices = list(inbox.slices(limit, groups_of(task, tasks)))
+        assert limit < float("inf") or len(slices) == 1
+        for tables_of in slices:
+            hashes = [h for table in tables_of.values() for h in table.column(HASH).to_pylist()]
+            assert all(h > highest for h in hashes), "a key is in two slices, or slices do not ascend"
+            highest = max(hashes, default=highest)
+            for edge, table in tables_of.items():
+                values = table.column(HASH).to_pylist()
+                assert values == sorted(values)
+                assert values, "an edge without tuples is left out"
+                rows = zip(*(c.to_pylist() for c in table.columns), strict=True)
+                everything.setdefault(edge, Counter()).update(rows)
+    expected: dict[int, Counter[tuple[Any, ...]]] = {}
+    for edge, table in tables:
+        rows = zip(*(c.to_pylist() for c in table.columns), strict=True)
+        expected.setdefault(edge, Counter()).update(rows)
+    assert everything == expected
+
+
+def received(count: int, rows: int) -> list[pa.RecordBatch]:
+    rng = np.random.default_rng(count)
+    outbox = Outbox()
+    for number in range(count):
+        outbox.ship(1, bucket(rng.integers(0, 2**64, rows, np.uint64).tolist(), number * rows), 1)
+    outbox.note(0, kind="work")
+    return list(outbox.batches())
+
+
+def test_beyond_its_limit_an_inbox_holds_nothing_in_memory() -> None:
+    batches = received(20, 2000)
+    size = sum(len(p) for b in batches for p in b.column(2).to_pylist())
+    # As Spark does it: a batch is there once, and then gone.
+    before = pa.total_allocated_bytes()
+    inbox = Inbox.read((pa.RecordBatch.from_pylist(b.to_pylist(), schema=b.schema) for b in batches), 0)
+    assert pa.total_allocated_bytes() - before < size / 10
+    assert len(inbox.notes) == 1
+    assert inbox.bytes == size - len(inbox.notes[0])
+    (tables,) = inbox.slices(float("inf"), (0, KEY_GROUPS))
+    assert sorted(tables[1].column("n").to_pylist()) == list(range(40_000))
+
+
+def test_slices_are_about_as_large_as_they_may_be() -> None:
+    inbox = Inbox.read(received(5, 2000))
+    sizes = [sum(t.nbytes for t in tables.values()) for tables in inbox.slices(inbox.bytes / 10, (0, KEY_GROUPS))]
+    assert len(sizes) == 10
+    assert max(sizes) < 1.3 * inbox.bytes / 10
+
+
+def test_an_empty_inbox_has_one_empty_slice() -> None:
+    assert list(Inbox.read([]).slices(1, (0, KEY_GROUPS))) == [{}]
