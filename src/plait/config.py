@@ -80,14 +80,15 @@ class Config:
 
     memory_limit: str | None = None
     """What the engine's own caches and buffers hold per executor, at most, as Spark writes sizes (`512m`, `2g`); None
-    is an eighth of the memory, up to `2g`.  Segments are read through the page cache, which is not counted.  Larger
+    is a sixteenth of the memory, up to `2g`.  Segments are read through the page cache, which is not counted.  Larger
     epochs are worked through in slices."""
 
     merge_share: float = 0.25
-    """How much of an epoch's task time merging may take: what is not merged by then goes on in the next epoch."""
+    """How much of an epoch's time merging may take: what is not merged by then goes on in the next epoch."""
 
     compress_above: str | None = None
-    """State above this size is compressed from its third tier on, with Bloom filters; None is half of the memory."""
+    """State above this size is compressed when it is merged, and gets Bloom filters; None is half of what the page
+    cache can have on the driver's machine."""
 
     chunk_rows: int = 1 << 18
     """Result rows materialised at a time: what a hot key can cost in memory, and what fits the CPU cache."""

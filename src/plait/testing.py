@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -206,11 +207,13 @@ class LocalEngine:
     def run(self, arrivals: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """One epoch with these new rows per stream; the rows it adds per query.  A stream left out is idle."""
         epoch = Epoch(self.driver.live.epoch + 1, cast(DataFrame, None), self.driver)
+        begun = time.perf_counter()
         prepare(epoch)
         epoch.account = self._join(epoch, arrivals)
         commit(epoch)
         deliver(epoch)
         observe(epoch)
+        self.driver.last_seconds = time.perf_counter() - begun
         assert epoch.manifest is not None
         added: dict[str, list[pa.Table]] = {query.name: [] for query in self.driver.plan.queries}
         for file in epoch.manifest.results:

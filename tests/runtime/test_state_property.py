@@ -44,10 +44,9 @@ WIDE = {"kinds": ("string", "double", "decimal(18,0)", "binary"), "rows": (400, 
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments, parts and blocks of a few rows, deep runs from the second tier on, one part of a merge per epoch."""
     monkeypatch.setattr(tiers, "SEGMENT_BYTES", 700)
-    monkeypatch.setattr(tiers, "DEEP_TIER", 1)
     monkeypatch.setattr(deep, "BLOCK_BYTES", 300)
     monkeypatch.setattr(task, "PART_BYTES", 1)
-    monkeypatch.setattr(task, "_IDLE_MERGE_SECONDS", 0.0)
+    monkeypatch.setattr("plait.runtime.epoch._IDLE_MERGE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -310,7 +309,6 @@ def test_a_hot_key_with_200_000_partners_takes_little_memory(
 ) -> None:
     memory = 8 << 20
     monkeypatch.setattr(epoch, "task_memory", lambda *_: memory)
-    monkeypatch.setattr(tiers, "DEEP_TIER", 1)
     partners = 200_000
     plan: Plan = Planner({"q": joined("a.k = b.k", "b.k = c.k")}, streams("abc"), Config(replan_epochs=0)).plan
     schema = pa.schema([(n, pa.int64()) for n in ("id", "k", "m")])

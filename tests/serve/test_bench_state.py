@@ -127,7 +127,7 @@ def test_some_rows_name_old_orders_and_some_name_none(tmp_path: Path) -> None:
     feed = fed(tmp_path, rows=4000, epochs=20)
     keys = pq.read_table(tmp_path / "payments" / "0019.parquet").column("p_order").to_numpy()
     assert np.mean(keys % 2 == 1) == pytest.approx(0.10, abs=0.03)
-    assert np.mean(keys // 2 < 12 * feed.size["orders"]) == pytest.approx(0.05 * 12 / 20, abs=0.02)
+    assert np.mean(keys // 2 < 12 * feed.size["orders"]) == pytest.approx(0.01 * 12 / 20, abs=0.006)
     assert keys.max() < 2 * 20 * feed.size["orders"]
 
 

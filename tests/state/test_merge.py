@@ -389,7 +389,6 @@ def test_every_row_is_in_exactly_one_live_segment_however_merges_are_cut(script:
     of = store(name="s", time="t" if script.columns else None, keep_us=WINDOW if script.windowed else None)
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiers, "SEGMENT_BYTES", script.segment_bytes)
-        patch.setattr(tiers, "DEEP_TIER", 1)
         patch.setattr(deep, "BLOCK_BYTES", script.block_bytes)
         world = World(directory, script, of, random.Random(script.seed))
         for number in range(script.epochs):

@@ -92,10 +92,10 @@ def test_a_merge_that_was_begun_goes_on_whatever_else_changes() -> None:
     assert merges[1].into not in {"x", *(i.run for i in grown)}
 
 
-def test_state_is_compressed_from_its_third_tier_on_and_above_its_limit_only() -> None:
-    for tier, deep in ((0, False), (1, True), (2, True)):
+def test_merges_compress_above_the_limit_only() -> None:
+    for tier in (0, 1, 2):
         runs = [info(n, tier=tier, bytes=1000) for n in range(2)]
-        assert [m.deep for m in choose_merges({"s": runs}, 2, 1, 1999)] == [deep]
+        assert [m.deep for m in choose_merges({"s": runs}, 2, 1, 1999)] == [True]
         assert [m.deep for m in choose_merges({"s": runs}, 2, 1, 2000)] == [False]
         assert [m.deep for m in choose_merges({"s": runs}, 2, 1)] == [False]
         # Rows that were merged away no longer count.

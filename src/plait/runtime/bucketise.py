@@ -25,6 +25,7 @@ from plait.state.keys import hash_key, null_rows
 
 PROPERTY = "plait.epoch"
 _SLICE_ROWS = 1 << 20
+_SLICE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,14 @@ class _Counts:
 def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Tables of bounded size, so that a large file costs no more memory than a small one."""
     held: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         held.append(batch)
         rows += batch.num_rows
-        if rows >= _SLICE_ROWS:
+        size += batch.nbytes
+        if rows >= _SLICE_ROWS or size >= _SLICE_BYTES:
             yield pa.Table.from_batches(held)
-            held, rows = [], 0
+            held, rows, size = [], 0, 0
     if rows:
         yield pa.Table.from_batches(held)
 

@@ -9,7 +9,6 @@ probe and materialise are one Spark job, built by `join` (runtime/task.py); the 
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import deque
@@ -37,12 +36,16 @@ from plait.runtime.task import EpochTask, first_hop, later_hop
 from plait.state.checkpoint import Checkpoint, collect_garbage
 from plait.state.manifest import LiveState, Manifest, ResultFile, Retention
 from plait.state.segment import SegmentInfo
-from plait.state.tiers import choose_merges, expired
+from plait.state.tiers import choose_merges, expired, runs_per_lookup
 
 
 def system_clock() -> int:
     """The machine's time in microseconds."""
     return time.time_ns() // 1000
+
+
+_IDLE_MERGE_SECONDS = 0.05
+"""Merging that a task may do even where epochs take no time."""
 
 
 class Planner(Protocol):
@@ -82,6 +85,8 @@ class Driver:
     failure: PlaitError | None = None
     executor_cores: str | None = None
     """Spark's setting, where it has one."""
+    last_seconds: float = 0.0
+    """What the last epoch took: merging gets its share of as much."""
 
     @property
     def tasks(self) -> int:
@@ -138,7 +143,7 @@ def run_epoch(driver: Driver, buckets: DataFrame, number: int) -> None:
         start = time.perf_counter()
         step(epoch)
         epoch.seconds[step.__name__] = time.perf_counter() - start
-    epoch.seconds["total"] = time.perf_counter() - begun
+    epoch.seconds["total"] = driver.last_seconds = time.perf_counter() - begun
 
 
 def prepare(epoch: Epoch) -> None:
@@ -167,7 +172,7 @@ def prepare(epoch: Epoch) -> None:
         chunk_rows=driver.config.chunk_rows,
         sync=driver.config.sync,
         memory=task_memory(driver.config, driver.tasks, driver.executor_cores),
-        merge_share=driver.config.merge_share,
+        merge_seconds=max(_IDLE_MERGE_SECONDS, driver.config.merge_share * driver.last_seconds),
         sampled=driver.planner.samples if driver.planner is not None else frozenset(),
     )
     parameters = EpochParameters(driver.tasks, live.watermark_ms, clock_us)
@@ -319,7 +324,7 @@ def _adapt(epoch: Epoch) -> dict[str, Any]:
             keys=account.keys.get(store.id, float(sum(i.keys for i in infos))) if infos else 0.0,
             arrived=arrived.get(store.id, 0),
             rows=sum(i.rows for i in infos),
-            runs=math.ceil(len(infos) / driver.tasks),
+            runs=runs_per_lookup(infos),
         )
     observed = Observed(
         epoch=epoch.number,

@@ -36,7 +36,8 @@ SCHEMA = StructType(
 DESCRIPTOR = -1
 
 _ARROW = pa.schema([("task", pa.int32()), ("edge", pa.int32()), ("payload", pa.binary())])
-_BUCKET_BYTES = 8 << 20
+_BUCKET_BYTES = 2 << 20
+"""Of a bucket, at most: Java holds several copies of those under way."""
 
 
 def exchange(rows: DataFrame, tasks: int) -> DataFrame:

@@ -149,11 +149,14 @@ class Matches:
             places: list[Rows] = []
             picked: list[list[pa.Array]] = []
             offset = self.starts.copy()
-            for run, at, low, high in self.found:
-                width = high - low
-                places.append(gather_ranges(offset[at], offset[at] + width))
-                picked.append(run.take(self.columns, gather_ranges(low, high)))
-                offset[at] += width
+            rows = [gather_ranges(low, high) for _, _, low, high in self.found]
+            # All before the first is read, so that the disk has many things to do at a time.
+            for (run, _, _, _), wanted in zip(self.found, rows, strict=True):
+                run.announce(wanted)
+            for (run, at, low, high), wanted in zip(self.found, rows, strict=True):
+                places.append(gather_ranges(offset[at], offset[at] + high - low))
+                picked.append(run.take(self.columns, wanted))
+                offset[at] += high - low
             total = int(ends[-1]) if len(ends) else 0
             arrays = [gather([part[i] for part in picked], places, total) for i in range(len(self.columns))]
             self.table = pa.table(arrays, names=list(self.columns))

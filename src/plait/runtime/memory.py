@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from plait.config import LEAST_MEMORY, Config, bytes_of
@@ -13,16 +14,26 @@ _CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
 def machine_memory() -> int:
     """Bytes that this process can have: those of the machine, or of a memory cgroup around it that has less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([machine, *_cgroup_limits()])
+    return min([machine, *(limit for limit, _ in _cgroups())])
 
 
-def _cgroup_limits() -> list[int]:
+def cacheable_memory() -> int:
+    """Bytes that the page cache can have now: what is there less what processes hold, here or in a cgroup around."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = [max(0, limit - held) for limit, held in _cgroups() if limit < machine]
+    with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/meminfo", encoding="ascii") as file:
+        free.append(int(next(line.split()[1] for line in file if line.startswith("MemAvailable"))) << 10)
+    return min(free, default=machine)
+
+
+def _cgroups() -> list[tuple[int, int]]:
+    """Limits of the memory cgroups this process is in, and what their processes hold."""
     try:
         with open("/proc/self/cgroup", encoding="ascii") as file:
             groups = [line.strip().split(":", 2) for line in file]
     except (OSError, ValueError):
         return []
-    limits = []
+    found = []
     for _, controllers, path in groups:
         if controllers not in ("", "memory"):
             continue
@@ -31,12 +42,16 @@ def _cgroup_limits() -> list[int]:
         # itself is mounted at the root.
         for folder in (root + path[:i] for i, letter in enumerate(path + "/") if letter == "/"):
             for name in _CGROUP_LIMITS:
-                try:
-                    with open(os.path.join(folder, name), encoding="ascii") as file:
-                        limits.append(int(file.read()))
-                except (OSError, ValueError):
-                    continue
-    return limits
+                with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name)) as file:
+                    found.append((int(file.read()), _held(folder)))
+    return found
+
+
+def _held(folder: str) -> int:
+    """Anonymous memory of a cgroup and those below it: `total_rss` in version 1, `anon` in version 2."""
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "memory.stat")) as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith(("total_rss ", "anon ")))
+    return 0
 
 
 def task_memory(config: Config, tasks: int, executor_cores: str | None) -> int:
@@ -45,7 +60,7 @@ def task_memory(config: Config, tasks: int, executor_cores: str | None) -> int:
     if config.memory_limit is not None:
         limit = bytes_of("memory_limit", config.memory_limit)
     else:
-        limit = max(LEAST_MEMORY, min(machine_memory() // 8, _MOST_BY_DEFAULT))
+        limit = max(LEAST_MEMORY, min(machine_memory() // 16, _MOST_BY_DEFAULT))
     return limit // max(1, min(tasks, cores))
 
 
@@ -53,4 +68,4 @@ def compress_above(config: Config) -> float:
     """State above this many bytes is compressed in its deeper tiers."""
     if config.compress_above is not None:
         return bytes_of("compress_above", config.compress_above)
-    return machine_memory() / 2
+    return cacheable_memory() / 2

@@ -54,8 +54,8 @@ class EpochTask:
     sync: bool
     memory: int = 1 << 29
     """Bytes that this task's caches and buffers may hold."""
-    merge_share: float = 0.25
-    """How much of the task's time may go into merging."""
+    merge_seconds: float = 0.05
+    """How long this task may merge."""
     sampled: frozenset[int] = frozenset()
     """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
 
@@ -124,10 +124,6 @@ def _task_number() -> int:
     return context.partitionId()
 
 
-_IDLE_MERGE_SECONDS = 0.05
-"""Merging that is allowed even in an epoch that does nothing else."""
-
-
 @dataclass
 class Work:
     """One task of one epoch, from its inbox to its outbox."""
@@ -160,7 +156,6 @@ class Work:
         self._mine: dict[str, list[SegmentInfo]] = {}
         self._opened: dict[str, Run] = {}
         self._new_runs: dict[str, str] = {}
-        self._begun = time.perf_counter()
         self._metered = replace(METER)
 
     def timed(self, name: str) -> _Timer:
@@ -285,11 +280,9 @@ class Work:
             writer.write(emit, partial)
 
     def merge(self) -> None:
-        """Compaction the driver gave to this task, as far as its share of the task's time goes."""
+        """Compaction the driver gave to this task, as far as its time goes."""
         context = self.context
-        begun = time.perf_counter()
-        share = context.merge_share / (1 - context.merge_share)
-        until = begun + max(_IDLE_MERGE_SECONDS, share * (begun - self._begun))
+        until = time.perf_counter() + context.merge_seconds
         for merge in context.merges:
             if merge.task != self.task:
                 continue

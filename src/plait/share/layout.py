@@ -174,7 +174,8 @@ def _store(
         key=key,
         columns=tuple(_column(relation, columns, name) for name in sorted(names)),
         masked=len(filters) > 1,
-        time_column=relation.time_column if kept is not None else None,
+        # Also where rows are kept for ever: segments then know their event times, and a window leaves out the others.
+        time_column=relation.time_column if relation.time_column in names else None,
         keep_us=kept,
         ttl_us=relation.ttl_us,
     )

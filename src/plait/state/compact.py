@@ -17,7 +17,7 @@ from plait.query.plan import Key, Store
 from plait.state.checkpoint import Checkpoint
 from plait.state.manifest import LiveState, Manifest, Retention
 from plait.state.segment import SegmentInfo, new_run
-from plait.state.tiers import DEEP_TIER, Merge, merge_some
+from plait.state.tiers import Merge, merge_some
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def compact(checkpoint: Checkpoint, now_us: int, compress: bool) -> Iterator[Com
         kept = live.retention.get(store, Retention(None, None, None))
         # What merging needs of a store: its name, and which rows have expired.
         of = Store(store, "", Key((), (), True), (), False, kept.time_column, kept.keep_us, kept.ttl_us)
-        tier = max(DEEP_TIER, *(info.tier for info in before))
+        tier = max(1, *(info.tier for info in before))
         if len({info.run for info in before}) == 1 and all(i.deep == compress and not i.first for i in before):
             continue
         merge = Merge(store, before, tier, new_run(), 0, compress)

@@ -221,6 +221,15 @@ class DeepSegment:
         gallop = len(passed) * math.log2(1 + len(self.all_hashes) / max(1, len(passed)))
         return Found(begin + passed[hit], low[hit], high[hit], len(asked), gallop)
 
+    def announce(self, rows: I64) -> None:
+        """Has the blocks of these rows fetched while others are worked on."""
+        if len(self.sums) and len(rows):
+            blocks = rows // self.block_rows
+            self._announce_blocks(blocks[np.concatenate(([True], blocks[1:] != blocks[:-1]))])
+
+    def _announce_blocks(self, blocks: I64) -> None:
+        self._announce(self.offsets[blocks].astype(np.int64), self.offsets[blocks + 1].astype(np.int64))
+
     def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
         """Columns of the rows with these numbers, which come block by block."""
         if not names:
@@ -272,7 +281,8 @@ class DeepSegment:
     def _blocks(self, names: Sequence[str], wanted: I64, keep: bool = True) -> Iterator[pa.RecordBatch]:
         """The blocks with these numbers, each when its turn comes."""
         columns = tuple(sorted(set(names)))
-        self._announce(self.offsets[wanted].astype(np.int64), self.offsets[wanted + 1].astype(np.int64))
+        if not keep:
+            self._announce_blocks(wanted)
         for block in wanted.tolist():
             key = (self.path, block, columns)
             batch = CACHE.get(key)

@@ -80,6 +80,10 @@ class Run(Protocol):
         """Looks sorted probes up."""
         ...
 
+    def announce(self, rows: I64) -> None:
+        """These rows will be taken soon: whatever has to be fetched for that may be fetched already."""
+        ...
+
     def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
         """Columns of the rows with these numbers."""
         ...
@@ -116,6 +120,9 @@ class MemoryRun:
         hit = np.flatnonzero(high > low)
         gallop = asked * math.log2(1 + len(self.hashes) / asked)
         return Found(begin + hit, self.first + low[hit], self.first + high[hit], asked, gallop)
+
+    def announce(self, rows: I64) -> None:
+        """Nothing: what is in memory is there, and the operating system reads ahead in a map."""
 
     def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
         """Columns of the rows with these numbers."""

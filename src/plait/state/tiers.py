@@ -47,9 +47,6 @@ SEGMENT_BYTES = 32 << 20
 PART_BYTES = 8 << 20
 """Rows that a merge takes in at a time."""
 
-DEEP_TIER = 2
-"""From here on runs are written as deep segments, if the state is above `Config.compress_above`."""
-
 
 @dataclass(frozen=True)
 class Merge:
@@ -89,7 +86,7 @@ def choose_merges(
         for inputs in [*_begun(live[store]), *_due(live[store], fan_in, tasks)]:
             tier = inputs[0].tier + 1
             into = inputs[0].into or _name(inputs)
-            merges.append(Merge(store, inputs, tier, into, lane(inputs, tasks), deep and tier >= DEEP_TIER))
+            merges.append(Merge(store, inputs, tier, into, lane(inputs, tasks), deep))
     return tuple(sorted(merges, key=lambda m: (m.tier, m.inputs[0].epoch, m.store, m.task)))
 
 
@@ -247,7 +244,7 @@ def _trimmed(source: _Source, into: str) -> SegmentInfo:
 
 
 _Part = tuple[U64, pa.Table, bool]
-"""Sorted hashes, their rows, and whether the next part begins with another hash."""
+"""Sorted hashes, their rows (never none), and whether the next part begins with another hash."""
 
 
 def _by_run(sources: Sequence[_Source]) -> list[list[_Source]]:
@@ -318,7 +315,7 @@ def _merged(
     for source, _, end in ranges:
         source.at = end
     hashes = np.concatenate(runs)[order]
-    if len(order) or not whole:
+    if len(order):
         yield hashes, take_table(table.combine_chunks(), order), whole
 
 
@@ -326,30 +323,24 @@ def _write(
     state_dir: str, store: Store, merge: Merge, parts: Iterator[_Part], epoch: int, sync: bool
 ) -> SegmentInfo | None:
     """One segment of the result, of as many parts as it takes; None if there are none left."""
-    first = next((part for part in parts if len(part[0])), None)
-    if first is None:
+    part = next(parts, None)
+    if part is None:
         return None
+    hashes, table, whole = part
     if merge.deep:
-        hashes, table, whole = first
         width = 8 + table.nbytes / len(hashes)
         with writing_deep(state_dir, store, table.schema, width, sync) as out:
             out.write(hashes, table)
-            while not whole or out.bytes < SEGMENT_BYTES:
-                part = next(parts, None)
-                if part is None:
-                    break
+            while (not whole or out.bytes < SEGMENT_BYTES) and (part := next(parts, None)) is not None:
                 hashes, table, whole = part
-                if len(hashes):
-                    out.write(hashes, table)
+                out.write(hashes, table)
         return out.info(epoch=epoch, tier=merge.tier, run=merge.into)
-    taken = [first]
-    size = first[0].nbytes + first[1].nbytes
-    while not taken[-1][2] or size < SEGMENT_BYTES:
-        part = next(parts, None)
-        if part is None:
-            break
-        taken.append(part)
-        size += part[0].nbytes + part[1].nbytes
+    taken = [(hashes, table)]
+    size = hashes.nbytes + table.nbytes
+    while (not whole or size < SEGMENT_BYTES) and (part := next(parts, None)) is not None:
+        hashes, table, whole = part
+        taken.append((hashes, table))
+        size += hashes.nbytes + table.nbytes
     hashes = np.concatenate([part[0] for part in taken])
     table = pa.concat_tables([part[1] for part in taken], promote_options="permissive")
     return write_segment(state_dir, store, table, hashes, epoch=epoch, tier=merge.tier, sync=sync, run=merge.into)

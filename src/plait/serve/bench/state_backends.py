@@ -126,6 +126,9 @@ class RocksRun:
         at = np.flatnonzero(counts[back] > 0)
         return Found(at, (ends - counts)[back[at]], ends[back[at]], len(probes), float(len(probes)))
 
+    def announce(self, rows: I64) -> None:
+        """They are here already."""
+
     def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
         """Columns of rows that were found; all of one call are from one `find`."""
         if not len(rows):

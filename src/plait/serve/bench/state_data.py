@@ -1,9 +1,9 @@
 """The soak's input: orders, payments, shipments and returns, one file per stream and epoch, made while it is read.
 
-Order numbers are even and count up.  The other streams name an order of the last epochs, or (`OLD`) any order there
-ever was, or (`NEVER`) an odd number, which never comes: only a filter can tell it without reading.  A row is integers,
-a time, a word out of few, and 100 to 200 bytes of random printable text, which no block compression makes smaller than
-0.82 of it.
+Order numbers are even and count up.  The other streams name an order some time after it, `DELAY_EPOCHS` on average and
+exponentially less often later, or (`OLD`) any order there ever was, or (`NEVER`) an odd number, which never comes: only
+a filter can tell it without reading.  A row is integers, a time, a word out of few, and 100 to 200 bytes of random
+printable text, which no block compression makes smaller than 0.82 of it.
 What must come out is known without a join: an order with p payments, s shipments and r returns gives p·s·r rows.
 """
 
@@ -45,8 +45,8 @@ WORDS = {
     "shipments": ("north express", "harbour freight", "blue post"),
     "returns": ("broken", "too late", "wrong size", "not wanted", "other"),
 }
-OLD, NEVER = 0.05, 0.10
-RECENT_EPOCHS = 8
+OLD, NEVER = 0.01, 0.10
+DELAY_EPOCHS = 1.0
 TEXT = (100, 200)
 ROW_BYTES = 170
 """State per row on disk that the number of rows is chosen by: the least that compression can leave."""
@@ -124,7 +124,8 @@ class Feed:
         keys = {"orders": 2 * random.permutation(np.arange(first, until))}
         for stream in self._seen:
             size = self.size[stream]
-            chosen = random.integers(max(until - RECENT_EPOCHS * per_epoch, 0), until, size)
+            ago = random.exponential(DELAY_EPOCHS * per_epoch, size).astype(np.int64)
+            chosen = until - 1 - ago % until
             kind = random.random(size)
             old, never = kind < OLD, kind > 1 - NEVER
             chosen[old] = random.integers(0, until, int(old.sum()))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.serve.bench.state_data import DELAY_EPOCHS, NEVER, OLD
 from plait.serve.bench.state_plot import NAMES, plot
 
 HOW = {
@@ -121,9 +122,9 @@ def _soak(part: Mapping[str, Any], setup: Mapping[str, Any]) -> list[str]:
     last = epochs[-1] if epochs else {}
     lines = [
         "Orders, payments, shipments and returns on the order's number, nothing ever expires; "
-        f"{part['rows_per_epoch']:,} rows per epoch, 5 % name any order of the past, 10 % one that never comes.  Sized "
-        f"for {part['state_gb']:g} GiB in {part['epochs']} epochs; the whole process tree lives within "
-        f"{_mib(run['limit'])}.",
+        f"{part['rows_per_epoch']:,} rows per epoch; most name an order {DELAY_EPOCHS:g} epoch after it on average, "
+        f"{OLD:.0%} any order of the past, {NEVER:.0%} one that never comes.  Sized for {part['state_gb']:g} GiB in "
+        f"{part['epochs']} epochs; the whole process tree lives within {_mib(run['limit'])}.",
         "",
         "| | |",
         "|---|---:|",
@@ -194,8 +195,8 @@ def _backends(part: Mapping[str, Any], setup: Mapping[str, Any]) -> list[str]:
     backends = list(dict.fromkeys(run["backend"] for run in part["runs"]))
     lines = [
         f"TPC-DS scale factor {setup['sf']:g} in {setup['epochs']} epochs, one process without Spark: the same "
-        "operator with its state in Plait's sorted runs on disk, in memory, and in RocksDB (rocksdict).  Seconds, or how it "
-        "ended; `memory` is the limit of the process beyond its base, as a share of what the state weighs uncompressed.",
+        "operator with its state in Plait's sorted runs on disk, in memory, and in RocksDB (rocksdict).  Seconds, or "
+        "how it ended; `memory` is the limit of the process beyond its base, as a share of the state, uncompressed.",
         "",
         f"| memory | {' | '.join(backends)} |",
         f"|---|{'---:|' * len(backends)}",
