@@ -87,8 +87,8 @@ class Config:
     """How much of an epoch's time merging may take: what is not merged by then goes on in the next epoch."""
 
     compress_above: str | None = None
-    """State above this size is compressed when it is merged, and gets Bloom filters; None is half of what the page
-    cache can have on the driver's machine."""
+    """State larger than this is written in compressed blocks, with Bloom filters.  None is three quarters of what the
+    page cache can have on the driver's machine."""
 
     chunk_rows: int = 1 << 18
     """Result rows materialised at a time: what a hot key can cost in memory, and what fits the CPU cache."""

@@ -122,8 +122,11 @@ class Life:
         self.seen: dict[str, list[pa.Table]] = {"a": [], "b": []}
         self.found: Counter[tuple[int, int]] = Counter()
 
+    def start_config(self, **settings: Any) -> Config:
+        return Config(**{**self.settings, **settings})
+
     def start(self, **settings: Any) -> LocalEngine:
-        return LocalEngine(self.directory, PLAN, Config(**{**self.settings, **settings}))
+        return LocalEngine(self.directory, PLAN, self.start_config(**settings))
 
     def step(self, engine: LocalEngine) -> None:
         number = len(self.seen["a"])

@@ -36,7 +36,7 @@ from plait.runtime.task import EpochTask, first_hop, later_hop
 from plait.state.checkpoint import Checkpoint, collect_garbage
 from plait.state.manifest import LiveState, Manifest, ResultFile, Retention
 from plait.state.segment import SegmentInfo
-from plait.state.tiers import choose_merges, expired, runs_per_lookup
+from plait.state.tiers import choose_merges, expired, runs_per_lookup, state_bytes
 
 
 def system_clock() -> int:
@@ -156,6 +156,7 @@ def prepare(epoch: Epoch) -> None:
         over = [i for i in infos if expired(i, plan.store_by_id[store], live.watermark_ms, clock_us)]
         epoch.dropped.extend(over)
         segments[store] = tuple(i for i in infos if i not in over)
+    above = compress_above(driver.config)
     epoch.task = EpochTask(
         plan=plan,
         epoch=epoch.number,
@@ -164,7 +165,8 @@ def prepare(epoch: Epoch) -> None:
         results_dir=driver.checkpoint.results_dir,
         verified_dir=driver.verified_dir,
         live=segments,
-        merges=choose_merges(segments, driver.config.fan_in, driver.tasks, compress_above(driver.config)),
+        merges=choose_merges(segments, driver.config.fan_in, driver.tasks, above),
+        compress=state_bytes(segments) > above,
         kept=frozenset(q.name for q in plan.queries if driver.sinks[q.name].reads_rows or q.select or q.where),
         watermark_ms=live.watermark_ms,
         clock_us=clock_us,

@@ -8,6 +8,8 @@ import os
 from plait.config import LEAST_MEMORY, Config, bytes_of
 
 _MOST_BY_DEFAULT = 2 << 30
+_CACHED_FLAT = 0.75
+"""Of what the page cache can have: state that is larger would be read from disk again and again."""
 _CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
 
 
@@ -65,7 +67,7 @@ def task_memory(config: Config, tasks: int, executor_cores: str | None) -> int:
 
 
 def compress_above(config: Config) -> float:
-    """State above this many bytes is compressed in its deeper tiers."""
+    """State larger than this is compressed."""
     if config.compress_above is not None:
         return bytes_of("compress_above", config.compress_above)
-    return cacheable_memory() / 2
+    return _CACHED_FLAT * cacheable_memory()

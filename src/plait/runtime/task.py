@@ -25,6 +25,7 @@ from plait.runtime.results import ResultWriter
 from plait.runtime.sampling import front, key_count, passing, sampled, smallest
 from plait.state.cache import CACHE
 from plait.state.columns import take_table
+from plait.state.deep import writing_deep
 from plait.state.reader import open_segment
 from plait.state.run import METER, MemoryRun, Run
 from plait.state.segment import SegmentInfo, new_run, write_segment
@@ -54,6 +55,8 @@ class EpochTask:
     sync: bool
     memory: int = 1 << 29
     """Bytes that this task's caches and buffers may hold."""
+    compress: bool = False
+    """The state is larger than memory: what is appended is written as deep segments."""
     merge_seconds: float = 0.05
     """How long this task may merge."""
     sampled: frozenset[int] = frozenset()
@@ -182,16 +185,16 @@ class Work:
         hashes = table.column(HASH).to_numpy()
         rows = table.select(_stored_columns(store))
         with self.timed("append"):
-            info = write_segment(
-                context.state_dir,
-                store,
-                rows,
-                hashes,
-                epoch=context.epoch,
-                tier=0,
-                sync=context.sync,
-                run=self._new_runs.setdefault(store.id, new_run()),
-            )
+            run = self._new_runs.setdefault(store.id, new_run())
+            if context.compress:
+                width = 8 + rows.nbytes / len(hashes)
+                with writing_deep(context.state_dir, store, rows.schema, width, context.sync) as out:
+                    out.write(hashes, rows)
+                info = out.info(epoch=context.epoch, tier=0, run=run)
+            else:
+                info = write_segment(
+                    context.state_dir, store, rows, hashes, epoch=context.epoch, tier=0, sync=context.sync, run=run
+                )
         self.current.setdefault(store.id, []).append(MemoryRun(hashes, rows))
         self.outbox.note(self.task, kind="segment", info=info.to_json())
 

@@ -18,11 +18,8 @@ page costs a page and not the operating system's read-ahead; what will be touche
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import math
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +39,7 @@ from plait.query.plan import Store
 from plait.state.cache import CACHE
 from plait.state.columns import single, take
 from plait.state.files import RESTORE
+from plait.state.mapped import announce
 from plait.state.run import METER, NOTHING, Found, ends_of, within
 from plait.state.segment import SegmentInfo, Summary, Tee, new_path, writing
 
@@ -49,10 +47,6 @@ BLOCK_BYTES = 32 << 10
 """Of rows in memory per block: decompressing one costs about as much as finding it on disk."""
 
 _MOST_ROWS = 8192
-_MADV_RANDOM = 1
-_GAP = 32 << 10
-"""What is at most this far apart is announced as one read."""
-
 _TOGETHER = 64
 """Blocks that rows are taken from at a time."""
 
@@ -156,6 +150,7 @@ class DeepSegment:
     """The first and the last hash, those before `first` included."""
     hashes_at: int
     """Where the hashes begin in the file."""
+    filter_at: int
     all_hashes: U64
     fence: U64
     filter: U64
@@ -170,7 +165,6 @@ class DeepSegment:
     @classmethod
     def of(cls, path: str, content: pa.Buffer) -> DeepSegment:
         """Opens verified bytes."""
-        _read_no_more_than_asked(content)
         (length,) = struct.unpack("<Q", content.slice(content.size - 8).to_pybytes())
         index = json.loads(content.slice(content.size - 8 - length, length).to_pybytes())
 
@@ -183,6 +177,7 @@ class DeepSegment:
             content=content,
             ends=tuple(index["ends"]),
             hashes_at=index["hashes"][0],
+            filter_at=index["filter"][0],
             all_hashes=words("hashes"),
             fence=words("fence"),
             filter=words("filter"),
@@ -209,10 +204,11 @@ class DeepSegment:
         if begin == end:
             return NOTHING
         asked = probes[begin:end]
+        announce(self.content, np.array([self.filter_at]), np.array([self.filter_at + self.filter.nbytes]))
         passed = ask_filter(self.filter, *self.ends, asked)
         # The hash before a fence post is on the page before; most are in the middle of one.
         pages = np.unique(np.maximum(np.searchsorted(self.fence, asked[passed]), 1)) - 1
-        self._announce(self.hashes_at + pages * (8 * STRIDE), self.hashes_at + (pages + 1) * (8 * STRIDE))
+        announce(self.content, self.hashes_at + pages * (8 * STRIDE), self.hashes_at + (pages + 1) * (8 * STRIDE))
         low, high = lookup_fenced(asked[passed], self.fence, self.all_hashes)
         hit = np.flatnonzero(high > low)
         METER.filter_asked += len(asked)
@@ -228,7 +224,7 @@ class DeepSegment:
             self._announce_blocks(blocks[np.concatenate(([True], blocks[1:] != blocks[:-1]))])
 
     def _announce_blocks(self, blocks: I64) -> None:
-        self._announce(self.offsets[blocks].astype(np.int64), self.offsets[blocks + 1].astype(np.int64))
+        announce(self.content, self.offsets[blocks].astype(np.int64), self.offsets[blocks + 1].astype(np.int64))
 
     def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
         """Columns of the rows with these numbers, which come block by block."""
@@ -303,23 +299,3 @@ class DeepSegment:
         METER.blocks_read += 1
         METER.block_bytes += end - begin
         return self._reader(columns).get_batch(block)
-
-    def _announce(self, begins: I64, ends: I64) -> None:
-        """Tells the operating system what will be read, in as few pieces as make sense."""
-        if not len(begins):
-            return
-        starts = np.flatnonzero(np.concatenate(([True], np.abs(begins[1:] - ends[:-1]) > _GAP)))
-        stops = np.concatenate((starts[1:], [len(begins)])) - 1
-        with contextlib.suppress(OSError):
-            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                for a, b in zip(begins[starts].tolist(), ends[stops].tolist(), strict=True):
-                    os.posix_fadvise(handle, a, b - a, os.POSIX_FADV_WILLNEED)
-            finally:
-                os.close(handle)
-
-
-def _read_no_more_than_asked(content: pa.Buffer) -> None:
-    """Turns read-ahead off for a memory map; where that is impossible, reads are larger than they need be."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(content.address), ctypes.c_size_t(content.size), _MADV_RANDOM)

@@ -15,6 +15,7 @@ import os
 import threading
 from collections import OrderedDict
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -22,6 +23,7 @@ from plait.errors import CorruptionError, StorageError
 from plait.query.plan import HASH
 from plait.state.deep import DeepSegment
 from plait.state.files import RESTORE
+from plait.state.mapped import announce, map_file
 from plait.state.run import MemoryRun, ends_of
 from plait.state.segment import SegmentInfo
 
@@ -71,13 +73,13 @@ def _identity(full: str, info: SegmentInfo) -> _Identity:
 
 def _map(full: str, info: SegmentInfo, identity: _Identity, verified_dir: str | None) -> Segment:
     try:
-        with pa.memory_map(full) as file:
-            content = file.read_buffer()
+        content = map_file(full, random=info.deep)
     except OSError as error:
         raise _unreadable(full, error) from error
     mark = f"{info.checksum} {' '.join(map(str, identity))}"
     marker = None if verified_dir is None else os.path.join(verified_dir, info.path.replace("/", "-"))
     if marker is None or _read_marker(marker) != mark:
+        announce(content, np.array([info.meta]), np.array([content.size]))
         if content.size != info.bytes or xxhash.xxh3_128_hexdigest(content.slice(info.meta)) != info.checksum:
             raise CorruptionError("SEGMENT_CORRUPT", f"the bytes of segment {full} are not those committed", RESTORE)
         if marker is not None:

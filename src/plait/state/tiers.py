@@ -73,6 +73,11 @@ def lane(infos: Iterable[SegmentInfo], tasks: int) -> int:
     return ((middle + 1) * tasks - 1) // KEY_GROUPS
 
 
+def state_bytes(live: Mapping[str, Sequence[SegmentInfo]]) -> int:
+    """Of all rows that are live."""
+    return sum(info.live_bytes for infos in live.values() for info in infos)
+
+
 def choose_merges(
     live: Mapping[str, Sequence[SegmentInfo]], fan_in: int, tasks: int, compress_above: float = float("inf")
 ) -> tuple[Merge, ...]:
@@ -80,13 +85,12 @@ def choose_merges(
 
     A pure function of what is live, the same in whatever order it is listed.
     """
-    deep = sum(info.live_bytes for infos in live.values() for info in infos) > compress_above
+    deep = state_bytes(live) > compress_above
     merges: list[Merge] = []
     for store in sorted(live):
         for inputs in [*_begun(live[store]), *_due(live[store], fan_in, tasks)]:
-            tier = inputs[0].tier + 1
             into = inputs[0].into or _name(inputs)
-            merges.append(Merge(store, inputs, tier, into, lane(inputs, tasks), deep))
+            merges.append(Merge(store, inputs, inputs[0].tier + 1, into, lane(inputs, tasks), deep))
     return tuple(sorted(merges, key=lambda m: (m.tier, m.inputs[0].epoch, m.store, m.task)))
 
 
