@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ from plait.runtime.task import EpochTask, first_hop, later_hop
 from plait.state.checkpoint import Checkpoint, collect_garbage
 from plait.state.manifest import LiveState, Manifest, ResultFile, Retention
 from plait.state.segment import SegmentInfo
-from plait.state.tiers import choose_merges, expired, runs_per_lookup, state_bytes
+from plait.state.tiers import choose_merges, expired, runs_per_lookup
 
 
 def system_clock() -> int:
@@ -166,7 +166,8 @@ def prepare(epoch: Epoch) -> None:
         verified_dir=driver.verified_dir,
         live=segments,
         merges=choose_merges(segments, driver.config.fan_in, driver.tasks, above),
-        compress=state_bytes(segments) > above,
+        # Tier 0 is what is read most: in the page cache if it fits, in blocks if not even that does.
+        compress=_tier_0(segments, driver.config.fan_in) > above,
         kept=frozenset(q.name for q in plan.queries if driver.sinks[q.name].reads_rows or q.select or q.where),
         watermark_ms=live.watermark_ms,
         clock_us=clock_us,
@@ -300,6 +301,13 @@ def observe(epoch: Epoch) -> None:
         collect_garbage(
             driver.checkpoint, driver.live, driver.rows.kept(driver.sinks), driver.config.gc_grace_seconds, time.time()
         )
+
+
+def _tier_0(live: Mapping[str, Sequence[SegmentInfo]], fan_in: int) -> int:
+    """Bytes that tier 0 comes to when it is full, by what the last epoch has added."""
+    new = [info for infos in live.values() for info in infos if info.tier == 0]
+    last = max((info.epoch for info in new), default=0)
+    return fan_in * sum(info.live_bytes for info in new if info.epoch == last)
 
 
 def _pending(epoch: Epoch) -> int:

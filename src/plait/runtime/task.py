@@ -56,7 +56,7 @@ class EpochTask:
     memory: int = 1 << 29
     """Bytes that this task's caches and buffers may hold."""
     compress: bool = False
-    """The state is larger than memory: what is appended is written as deep segments."""
+    """Even tier 0 is larger than memory: what is appended is written as deep segments."""
     merge_seconds: float = 0.05
     """How long this task may merge."""
     sampled: frozenset[int] = frozenset()
