@@ -146,10 +146,13 @@ class Life:
         assert sorted(rest["a[k]"].column("id").to_pylist()) == sorted(a.column("id").to_pylist())
         assert sorted(rest["b[k]"].column("id").to_pylist()) == sorted(b.column("id").to_pylist())
 
-    def sound(self) -> None:
+    def catalogue(self, engine: LocalEngine) -> None:
         stores = {s.id: {"columns": [[c.name, c.type] for c in s.columns]} for s in PLAN.stores}
+        engine.checkpoint.put_catalog({"queries": {}, "streams": {}, "stores": stores, "filters": {}})
+
+    def sound(self) -> None:
         with self.start() as engine:
-            engine.checkpoint.put_catalog({"queries": {}, "streams": {}, "stores": stores, "filters": {}})
+            self.catalogue(engine)
         assert list(Inspection(str(self.directory)).findings()) == []
 
 

@@ -100,6 +100,16 @@ class ResultWriter:
             raise self._failed(error) from error
         return ResultFile(self.query, self._path, self.rows, self._out.size, self._out.digest.hexdigest())
 
+    def abandon(self) -> None:
+        """Removes what was written: the task has failed."""
+        if self._file is not None:
+            with contextlib.suppress(Exception):
+                if self._writer is not None:
+                    self._writer.close()
+            self._file.close()
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.directory or "", self._path))
+
     def _open(self, schema: pa.Schema) -> None:
         assert self.directory is not None
         self._path = f"{results_folder(self.query)}/{uuid.uuid4().hex}.parquet"

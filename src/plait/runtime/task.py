@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -75,7 +76,10 @@ def first_hop(context: EpochTask, task: int | None = None, kind: type[Work] | No
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        work = (kind or Work)(context, _task_number() if task is None else task)
+        with _abandoning((kind or Work)(context, _task_number() if task is None else task)) as work:
+            yield from work_through(work, batches)
+
+    def work_through(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         inbox = Inbox.read(batches, work.inbox_bytes)
         work.forward(inbox.notes)
         inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
@@ -106,7 +110,10 @@ def later_hop(context: EpochTask, hop: int, task: int | None = None) -> TaskFunc
     """Probe with the tuples that travelled here; the descriptors among them name this epoch's new segments."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        work = Work(context, _task_number() if task is None else task)
+        with _abandoning(Work(context, _task_number() if task is None else task)) as work:
+            yield from work_through(work, batches)
+
+    def work_through(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         inbox = Inbox.read(batches, work.inbox_bytes)
         work.forward(inbox.notes)
         for tables in inbox.slices(work.inbox_bytes, context.groups(work.task)):
@@ -119,6 +126,17 @@ def later_hop(context: EpochTask, hop: int, task: int | None = None) -> TaskFunc
         reached("task.hop", context.epoch)
 
     return run
+
+
+@contextmanager
+def _abandoning(work: Work) -> Iterator[Work]:
+    """A task that fails removes the result files it has begun: they would only fill the disk further."""
+    try:
+        yield work
+    except Exception:
+        for writer in work.writers.values():
+            writer.abandon()
+        raise
 
 
 def _task_number() -> int:

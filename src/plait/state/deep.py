@@ -281,7 +281,7 @@ class DeepSegment:
             self._announce_blocks(wanted)
         for block in wanted.tolist():
             key = (self.path, block, columns)
-            batch = CACHE.get(key)
+            batch = CACHE.get(key) if keep else None
             if batch is None:
                 batch = self._read(columns, block)
                 if keep:
