@@ -18,7 +18,8 @@ from plait.query.expr import Call, ColumnRef
 from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output
 from plait.query.plan import HASH, MASK, Key, Plan, SlotColumn, Step
 from plait.query.relation import ColumnDef, Relation
-from plait.runtime.hops import Frame, Matches, Partial, Prober, Slot, arrived
+from plait.runtime.frames import Frame, Matches, Partial, Slot, arrived
+from plait.runtime.hops import Prober
 from plait.share.probe_trees import build_plan
 from plait.state.keys import hash_key, null_rows
 from plait.state.run import MemoryRun

@@ -36,7 +36,7 @@ from plait.runtime.task import EpochTask, first_hop, later_hop
 from plait.state.checkpoint import Checkpoint, collect_garbage
 from plait.state.manifest import LiveState, Manifest, ResultFile, Retention
 from plait.state.segment import SegmentInfo
-from plait.state.tiers import choose_merges, expired, runs_per_lookup
+from plait.state.tiers import Merge, choose_merges, expired, runs_per_lookup
 
 
 def system_clock() -> int:
@@ -310,11 +310,10 @@ def _tier_0(live: Mapping[str, Sequence[SegmentInfo]], fan_in: int) -> int:
     return fan_in * sum(info.live_bytes for info in new if info.epoch == last)
 
 
-def _pending(epoch: Epoch) -> int:
-    """Bytes that merges which are begun or due have still to read."""
+def _pending(epoch: Epoch) -> tuple[Merge, ...]:
+    """The merges that are begun or due after this epoch."""
     assert epoch.task is not None
-    driver, task = epoch.driver, epoch.task
-    return sum(merge.bytes for merge in choose_merges(driver.live.segments, driver.config.fan_in, task.tasks))
+    return choose_merges(epoch.driver.live.segments, epoch.driver.config.fan_in, epoch.task.tasks)
 
 
 def _adapt(epoch: Epoch) -> dict[str, Any]:

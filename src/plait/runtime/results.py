@@ -14,7 +14,7 @@ import xxhash
 
 from plait.errors import StorageError
 from plait.query.plan import Emit
-from plait.runtime.hops import Partial
+from plait.runtime.frames import Partial
 from plait.state.files import make_directory, storage_error, sync_directory
 from plait.state.manifest import ResultFile
 

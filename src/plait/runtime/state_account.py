@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from plait.runtime.commit import Collected
 from plait.state.manifest import LiveState
 from plait.state.segment import SegmentInfo
-from plait.state.tiers import runs_per_lookup
+from plait.state.tiers import Merge, runs_per_lookup
 
 _KEPT = 0.25
 """Of the state's size: how much may lie around that merges have replaced."""
@@ -49,7 +50,7 @@ class StateAccount:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(state_dir, info.path))
 
-    def report(self, live: LiveState, account: Collected, epoch: int, pending: int) -> dict[str, Any]:
+    def report(self, live: LiveState, account: Collected, epoch: int, merges: Sequence[Merge]) -> dict[str, Any]:
         """For `run.last_progress["state"]`."""
         appended = sum(info.bytes for info in account.added if info.epoch == epoch and info.tier == 0)
         self.appended += appended
@@ -62,7 +63,8 @@ class StateAccount:
         return {
             "appended_bytes": appended,
             "merged_bytes": account.merged_bytes,
-            "pending_bytes": pending,
+            "pending_bytes": sum(merge.bytes for merge in merges),
+            "merges": [{"store": m.store, "task": m.task, "tier": m.tier, "bytes": m.bytes} for m in merges],
             "runs": runs,
             "deep_bytes": sum(info.live_bytes for info in infos if info.deep),
             "amplification": {

@@ -21,7 +21,8 @@ from plait.config import KEY_GROUPS
 from plait.query.plan import ARRIVED, HASH, MASK, Emit, IngestEdge, Node, Plan, ProbeTree, Step, Store
 from plait.runtime.exchange import Inbox, Outbox
 from plait.runtime.faults import reached
-from plait.runtime.hops import Frame, Partial, Prober, Slot, Span, arrived
+from plait.runtime.frames import Frame, Partial, Slot, arrived
+from plait.runtime.hops import Prober, Span
 from plait.runtime.results import ResultWriter
 from plait.runtime.sampling import front, key_count, passing, sampled, smallest
 from plait.state.cache import CACHE
