@@ -162,7 +162,7 @@ def test_a_store_keeps_rows_for_the_most_patient_of_its_queries() -> None:
     kept = {s.id: (s.keep_us, s.time_column) for s in plan(relations, short=short, long=long).stores}
     assert kept == {"a[k]": (50, "ts"), "b[k]": (50, "ts")}
     kept = {s.id: (s.keep_us, s.time_column) for s in plan(relations, short=short, ever=query).stores}
-    assert kept == {"a[k]": (None, None), "b[k]": (None, None)}
+    assert kept == {"a[k]": (None, "ts"), "b[k]": (None, "ts")}
 
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
