@@ -217,10 +217,11 @@ def _legend_below(axes: Axes, shown: Sequence[Any]) -> None:
 def _backends(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) -> None:
     axes = grid[0]
     ratios = list(dict.fromkeys(run["ratio"] for run in part["runs"]))
-    for backend in dict.fromkeys(run["backend"] for run in part["runs"]):
+    for number, backend in enumerate(dict.fromkeys(run["backend"] for run in part["runs"])):
         runs = [run for run in part["runs"] if run["backend"] == backend]
         done = [(ratios.index(run["ratio"]), run["seconds"]) for run in runs if run["outcome"] == "finished"]
-        dead = [ratios.index(run["ratio"]) for run in runs if run["outcome"] != "finished"]
+        # Side by side, not on top of each other.
+        dead = [ratios.index(run["ratio"]) + 0.08 * (number - 1) for run in runs if run["outcome"] != "finished"]
         (line,) = (
             axes.plot(*zip(*done, strict=True), marker="o", label=backend) if done else axes.plot([], label=backend)
         )
