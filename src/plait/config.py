@@ -43,7 +43,8 @@ class Config:
     """How an engine runs.  Any field may differ from one run to the next on the same checkpoint."""
 
     tasks: int | None = None
-    """Join tasks per epoch; None takes Spark's default parallelism (the cores, on one machine)."""
+    """Join tasks per epoch; None takes Spark's default parallelism (the cores, on one machine), or a single task where
+    little arrives and exchanges between tasks would take longer than more tasks save."""
 
     probe: str = "factorised"
     """`factorised` looks consecutive probes on one key up together and expands once (paper 004);
@@ -103,7 +104,15 @@ class Config:
     """fsync files before they are named in a manifest.  Off, a power cut (not a crash) can lose a commit."""
 
     state_dir: str | None = None
-    """Where segments live; None is `<checkpoint>/state`.  A tmpfs path gives a store in memory."""
+    """Where segments live; None is `<checkpoint>/state`.  A tmpfs path gives a store in memory; a URI is read through
+    the cache."""
+
+    cache_dir: str | None = None
+    """Where every host caches segments that rest behind a URI; None is a directory for temporary files."""
+
+    cache_limit: str | None = None
+    """What the files in a host's cache may weigh together, such as `10g`; None is a quarter of the disk's free space,
+    up to 64 GB."""
 
     history: int = 128
     """Progress reports kept for `run.recent_progress`."""
@@ -135,6 +144,8 @@ class Config:
             )
         if self.compress_above is not None:
             bytes_of("compress_above", self.compress_above)
+        if self.cache_limit is not None:
+            bytes_of("cache_limit", self.cache_limit)
         _in_range("snapshot_every", self.snapshot_every, 1, 10_000)
         _in_range("gc_grace_seconds", self.gc_grace_seconds, 0, float("inf"))
         _in_range("history", self.history, 1, 1_000_000)

@@ -186,7 +186,7 @@ class LocalEngine:
             sinks={q.name: Keep() for q in plan.queries},
             rows=ResultRows(spark, plan, self.checkpoint),
             live=self.checkpoint.log.live(),
-            verified_dir=os.path.join(self.checkpoint.path, "verified"),
+            verified_dir=os.path.join(self.checkpoint.path, "verified") if self.checkpoint.files.local else None,
             clock=clock or Clock(),
             planner=planner,
             progress=deque(maxlen=config.history),
@@ -217,7 +217,7 @@ class LocalEngine:
         assert epoch.manifest is not None
         added: dict[str, list[pa.Table]] = {query.name: [] for query in self.driver.plan.queries}
         for file in epoch.manifest.results:
-            table = pq.read_table(os.path.join(self.checkpoint.results_dir, file.path), partitioning=None)
+            table = pq.read_table(pa.BufferReader(self.checkpoint.results.read(file.path) or b""))
             assert table.num_rows == file.rows
             added[file.query].append(table)
         return {query: pa.concat_tables(tables) if tables else pa.table({}) for query, tables in added.items()}
@@ -300,7 +300,7 @@ def state_tables(engine: LocalEngine) -> dict[str, pa.Table]:
     """All rows at rest, by store."""
     found: dict[str, pa.Table] = {}
     for store, infos in engine.live.segments.items():
-        runs = [open_segment(engine.checkpoint.state_dir, info) for info in infos]
+        runs = [open_segment(engine.checkpoint.home, info) for info in infos]
         parts = [run.slice(info.first, info.first + info.rows) for run, info in zip(runs, infos, strict=True)]
         found[store] = pa.concat_tables(parts)
     return found

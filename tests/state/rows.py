@@ -13,6 +13,7 @@ from plait.query.graph import is_exact_key
 from plait.query.plan import ARRIVED, MASK, Key, Store
 from plait.query.relation import ColumnDef
 from plait.state.deep import writing_deep
+from plait.state.home import SegmentHome
 from plait.state.keys import hash_key
 from plait.state.segment import SegmentInfo, new_run, write_segment
 
@@ -62,7 +63,7 @@ def sorted_rows(table: pa.Table, by: Key) -> tuple[pa.Table, np.ndarray]:
 
 def write(directory: object, of: Store, table: pa.Table, epoch: int = 0, tier: int = 0) -> SegmentInfo:
     rows, hashes = sorted_rows(table, of.key)
-    return write_segment(str(directory), of, rows, hashes, epoch=epoch, tier=tier, sync=False)
+    return write_segment(SegmentHome(str(directory)), of, rows, hashes, epoch=epoch, tier=tier, sync=False)
 
 
 def write_deep(directory: object, of: Store, table: pa.Table, epoch: int = 0, pieces: int = 1) -> SegmentInfo:
@@ -70,7 +71,7 @@ def write_deep(directory: object, of: Store, table: pa.Table, epoch: int = 0, pi
     rows, hashes = sorted_rows(table, of.key)
     width = 8 + rows.nbytes / len(hashes)
     step = -(-len(hashes) // pieces)
-    with writing_deep(str(directory), of, rows.schema, width, sync=False) as out:
+    with writing_deep(SegmentHome(str(directory)), of, rows.schema, width, sync=False) as out:
         for begin in range(0, len(hashes), step):
             out.write(hashes[begin : begin + step], rows.slice(begin, step))
     return out.info(epoch=epoch, tier=2, run=new_run())

@@ -20,6 +20,7 @@ from plait.query.plan import Store
 from plait.state import deep, reader
 from plait.state.cache import CACHE
 from plait.state.deep import DeepSegment, writing_deep
+from plait.state.home import SegmentHome
 from plait.state.reader import open_segment
 from plait.state.run import METER, MemoryRun
 from plait.state.segment import SegmentInfo
@@ -47,7 +48,7 @@ def _fresh_process() -> Iterator[None]:
 def pair(directory: Path, of: Store, table: pa.Table, pieces: int = 1) -> tuple[MemoryRun, DeepSegment, SegmentInfo]:
     """The same rows in memory and as a deep segment."""
     info = write_deep(directory, of, table, pieces=pieces)
-    found = open_segment(str(directory), info)
+    found = open_segment(SegmentHome(str(directory)), info)
     assert isinstance(found, DeepSegment)
     rows, hashes = sorted_rows(table, of.key)
     return MemoryRun(hashes, rows), found, info
@@ -109,13 +110,13 @@ def test_a_deep_segment_answers_as_a_run_in_memory_does(
     table = pa.table({"v": np.arange(len(values)), "s": texts}) if columns else pa.table({})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deep, "BLOCK_BYTES", block_bytes)
-        with writing_deep(str(tmp_path), store(), table.schema, 20.0, sync=False) as out:
+        with writing_deep(SegmentHome(str(tmp_path)), store(), table.schema, 20.0, sync=False) as out:
             out.write(hashes, table)
         info = out.info(epoch=0, tier=2, run="r")
     starts = group_starts(hashes)
     first = int(starts[data.draw(st.integers(0, len(starts) - 2))])
     memory = MemoryRun(hashes, table).trimmed(first)
-    segment = open_segment(str(tmp_path), info).trimmed(first)
+    segment = open_segment(SegmentHome(str(tmp_path)), info).trimmed(first)
     assert (segment.first, segment.hashes.tolist()) == (first, memory.hashes.tolist())
     asked = np.array(sorted([*probes, *values]), np.uint64)
     found, expected = segment.find(asked), memory.find(asked)
@@ -134,9 +135,9 @@ def test_a_deep_segment_answers_as_a_run_in_memory_does(
 
 
 def test_a_store_without_columns_is_asked_for_no_column(tmp_path: Path) -> None:
-    with writing_deep(str(tmp_path), store(), pa.schema([]), 8.0, sync=False) as out:
+    with writing_deep(SegmentHome(str(tmp_path)), store(), pa.schema([]), 8.0, sync=False) as out:
         out.write(np.arange(9000, dtype=np.uint64), pa.table({}))
-    segment = open_segment(str(tmp_path), out.info(epoch=0, tier=2, run="r"))
+    segment = open_segment(SegmentHome(str(tmp_path)), out.info(epoch=0, tier=2, run="r"))
     assert segment.find(np.array([5, 8999], np.uint64)).low.tolist() == [5, 8999]
     assert segment.take([], np.array([5, 8999], np.int64)) == []
     assert segment.slice(0, 10).num_columns == 0
@@ -199,10 +200,10 @@ def test_a_bit_that_flips_behind_the_blocks_is_found_when_the_segment_is_opened(
         bad[at] ^= 1 << int(rng.integers(0, 8))
         path.write_bytes(bad)
         with pytest.raises(CorruptionError, match="SEGMENT_CORRUPT") as error:
-            open_segment(str(tmp_path), info)
+            open_segment(SegmentHome(str(tmp_path)), info)
         assert "backup" in error.value.remedy
     path.write_bytes(good)
-    assert len(open_segment(str(tmp_path), info).hashes) == 1200
+    assert len(open_segment(SegmentHome(str(tmp_path)), info).hashes) == 1200
 
 
 def test_a_bit_that_flips_in_a_block_is_found_when_the_block_is_read(
@@ -221,7 +222,7 @@ def test_a_bit_that_flips_in_a_block_is_found_when_the_block_is_read(
             bad = bytearray(good)
             bad[at] ^= 1 << int(rng.integers(0, 8))
             path.write_bytes(bad)
-            segment = open_segment(str(tmp_path), info)
+            segment = open_segment(SegmentHome(str(tmp_path)), info)
             rows = np.arange(block * block_rows, min(180, (block + 1) * block_rows))
             CACHE.resize(0)
             for read in (
@@ -236,7 +237,7 @@ def test_a_bit_that_flips_in_a_block_is_found_when_the_block_is_read(
 
 def test_a_deep_segment_that_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     def broken() -> None:
-        with writing_deep(str(tmp_path), store(), pa.schema([("k", pa.int64())]), 16.0, sync=False) as out:
+        with writing_deep(SegmentHome(str(tmp_path)), store(), pa.schema([("k", pa.int64())]), 16.0, sync=False) as out:
             out.write(np.array([1, 2], np.uint64), pa.table({"k": [1, 2]}))
             out.write(np.array([3], np.uint64), pa.table({"other": [1]}))
 

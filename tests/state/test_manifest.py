@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from plait.errors import CheckpointError, CorruptionError, StorageError
-from plait.state.manifest import FORMAT, LiveState, Manifest, ManifestLog, ResultFile, put_if_absent, seal
+from plait.state.files import LocalFiles, put_if_absent
+from plait.state.manifest import FORMAT, LOG, LiveState, Manifest, ManifestLog, ResultFile, manifest_name, seal
 from plait.state.segment import SegmentInfo
 from tests.state.rows import info
 
@@ -27,7 +28,7 @@ def manifest(epoch: int, **changes: object) -> Manifest:
 def log(tmp_path: Path) -> ManifestLog:
     for folder in ("log", "receipts"):
         (tmp_path / folder).mkdir(exist_ok=True)
-    return ManifestLog(str(tmp_path / "log"), sync=False)
+    return ManifestLog(LocalFiles(str(tmp_path), sync=False))
 
 
 FULL = manifest(
@@ -88,7 +89,7 @@ def test_an_epoch_is_committed_once(tmp_path: Path) -> None:
         it.append(manifest(0, token=2))
     assert it.read(0) == manifest(0)
     assert it.last() == 0
-    assert os.listdir(it.directory) == ["000000000000.json"]
+    assert it.files.names(LOG) == ["000000000000.json"]
 
 
 def test_of_many_writers_exactly_one_wins(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_directory_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="CHECKPOINT_UNWRITABLE"):
         put_if_absent(str(tmp_path / "file" / "x"), b"", sync=False)
     with pytest.raises(StorageError, match="CHECKPOINT_UNWRITABLE"):
-        ManifestLog(str(tmp_path / "file" / "log"), False).append(manifest(0))
+        ManifestLog(LocalFiles(str(tmp_path / "file"), False)).append(manifest(0))
 
 
 def history(epochs: int, every: int | None) -> list[Manifest]:
@@ -157,9 +158,9 @@ def test_a_gap_after_the_snapshot_is_an_error_and_one_before_is_not(tmp_path: Pa
         it.append(one)
     expected = it.live()
     for gone in (0, 3, 6):
-        os.unlink(it._path(gone))
+        os.unlink(it.files.where(manifest_name(gone)))
         assert it.live() == expected
-    os.unlink(it._path(9))
+    os.unlink(it.files.where(manifest_name(9)))
     with pytest.raises(CorruptionError, match=r"MANIFEST_MISSING.*epoch 9 is gone"):
         it.live()
 
@@ -168,11 +169,11 @@ def test_a_lost_snapshot_or_beginning_is_an_error(tmp_path: Path) -> None:
     it = log(tmp_path)
     for one in history(5, 4):
         it.append(one)
-    os.unlink(it._path(3))
+    os.unlink(it.files.where(manifest_name(3)))
     with pytest.raises(CorruptionError, match="MANIFEST_MISSING"):
         it.live()
     for epoch in (0, 1, 2):
-        os.unlink(it._path(epoch))
+        os.unlink(it.files.where(manifest_name(epoch)))
     with pytest.raises(CorruptionError, match="MANIFEST_MISSING"):
         it.live()
     with pytest.raises(CorruptionError, match="MANIFEST_MISSING"):
@@ -182,7 +183,7 @@ def test_a_lost_snapshot_or_beginning_is_an_error(tmp_path: Path) -> None:
 def test_a_manifest_under_another_epochs_name_is_refused(tmp_path: Path) -> None:
     it = log(tmp_path)
     it.append(manifest(0))
-    os.rename(it._path(0), it._path(1))
+    os.rename(it.files.where(manifest_name(0)), it.files.where(manifest_name(1)))
     with pytest.raises(CorruptionError, match="MANIFEST_CORRUPT"):
         it.read(1)
 
@@ -203,7 +204,7 @@ def test_receipts_add_up(tmp_path: Path) -> None:
     it.record_receipt(3, ["b", "a"])
     assert it.receipt(3) == {"a", "b"}
     assert it.receipt(2) == set()
-    assert os.listdir(it.receipts) == ["000000000003.json"]
+    assert it.files.names("receipts") == ["000000000003.json"]
 
 
 def test_pruning_keeps_results_snapshots_and_what_follows(tmp_path: Path) -> None:

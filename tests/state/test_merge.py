@@ -21,6 +21,7 @@ from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.plan import ARRIVED, Store
 from plait.state import deep, tiers
+from plait.state.home import SegmentHome
 from plait.state.manifest import LiveState, Manifest
 from plait.state.reader import open_segment
 from plait.state.segment import SegmentInfo, new_run, write_segment
@@ -31,7 +32,7 @@ from tests.state.test_manifest import manifest
 
 def merged(directory: Path, of: Store, infos: list[SegmentInfo], deeply: bool = False, **how: Any) -> Merged:
     settings = {"epoch": 9, "watermark_ms": None, "now_us": 0, "sync": False, **how}
-    return merge_some(str(directory), of, Merge("s", tuple(infos), 1, "x", 0, deeply), **settings)
+    return merge_some(SegmentHome(str(directory)), of, Merge("s", tuple(infos), 1, "x", 0, deeply), **settings)
 
 
 def one(done: Merged) -> SegmentInfo:
@@ -40,7 +41,7 @@ def one(done: Merged) -> SegmentInfo:
 
 
 def rows_of(directory: Path | str, info: SegmentInfo) -> pa.Table:
-    return open_segment(str(directory), info).slice(info.first, info.first + info.rows)
+    return open_segment(SegmentHome(str(directory)), info).slice(info.first, info.first + info.rows)
 
 
 both = pytest.mark.parametrize("deeply", [False, True], ids=["flat", "deep"])
@@ -62,10 +63,10 @@ def test_a_merge_holds_the_rows_of_its_inputs_in_order(tmp_path: Path, deeply: b
     info = one(done)
     assert sorted(done.removed) == sorted(i.path for i in infos)
     assert done.written == info.bytes == (tmp_path / info.path).stat().st_size
-    parts = [open_segment(str(tmp_path), i) for i in infos]
+    parts = [open_segment(SegmentHome(str(tmp_path)), i) for i in infos]
     everything = np.concatenate([p.hashes for p in parts])
     order = np.argsort(everything, kind="stable")
-    assert open_segment(str(tmp_path), info).hashes.tolist() == everything[order].tolist()
+    assert open_segment(SegmentHome(str(tmp_path)), info).hashes.tolist() == everything[order].tolist()
     expected = pa.concat_tables([p.slice(0, 200) for p in parts]).take(order)
     assert rows_of(tmp_path, info).to_pylist() == expected.to_pylist()
     assert (info.tier, info.epoch, info.rows, info.run, info.into, info.deep) == (1, 9, 1000, "x", None, deeply)
@@ -126,7 +127,7 @@ def test_a_merge_ends_a_segment_and_begins_the_next_between_two_keys(
     done = merged(tmp_path, store(), infos, deeply, part_bytes=1)
     assert len(done.added) > 5
     assert all(i.bytes < 20_000 for i in done.added)
-    for before, after in pairwise([open_segment(str(tmp_path), i) for i in done.added]):
+    for before, after in pairwise([open_segment(SegmentHome(str(tmp_path)), i) for i in done.added]):
         assert before.hashes[-1] < after.hashes[0]
     assert sum(i.rows for i in done.added) == 6000
     assert sum(i.keys for i in done.added) == 300
@@ -178,10 +179,10 @@ def test_a_store_without_columns_is_merged_into_segments_of_bounded_size(
     monkeypatch.setattr(tiers, "SEGMENT_BYTES", 8000)
     hashes = np.sort(np.random.default_rng(0).integers(0, 2**64, 5000, np.uint64))
     how: dict[str, Any] = {"epoch": 0, "tier": 0, "sync": False}
-    infos = [write_segment(str(tmp_path), store(), pa.table({}), hashes[n::2], **how) for n in (0, 1)]
+    infos = [write_segment(SegmentHome(str(tmp_path)), store(), pa.table({}), hashes[n::2], **how) for n in (0, 1)]
     done = merged(tmp_path, store(), infos, deeply, part_bytes=1000)
     assert max(i.rows for i in done.added) < 1500
-    found = np.concatenate([open_segment(str(tmp_path), i).hashes for i in done.added])
+    found = np.concatenate([open_segment(SegmentHome(str(tmp_path)), i).hashes for i in done.added])
     assert found.tolist() == hashes.tolist()
 
 
@@ -194,7 +195,9 @@ def test_the_segments_of_a_run_do_not_make_parts_smaller(tmp_path: Path) -> None
         run, table = new_run(), pa.table({"k": np.arange(20_000)})
         for begin in range(0, 20_000, 1000):
             piece = table.slice(begin, 1000), hashes[begin : begin + 1000]
-            infos.append(write_segment(str(tmp_path), store(), *piece, epoch=0, tier=0, sync=False, run=run))
+            infos.append(
+                write_segment(SegmentHome(str(tmp_path)), store(), *piece, epoch=0, tier=0, sync=False, run=run)
+            )
     asked = []
     done = merged(tmp_path, store(), infos, part_bytes=16 * 2000, more=lambda: not asked.append(1))
     assert sum(i.rows for i in done.added) == 40_000
@@ -261,6 +264,10 @@ class World:
     clock: int = 0
 
     @property
+    def home(self) -> SegmentHome:
+        return SegmentHome(self.directory)
+
+    @property
     def watermark_ms(self) -> int | None:
         return self.clock if self.script.windowed else None
 
@@ -289,7 +296,14 @@ class World:
         run = new_run()
         return [
             write_segment(
-                self.directory, self.of, table.slice(a, b - a), hashes[a:b], epoch=epoch, tier=0, sync=False, run=run
+                self.home,
+                self.of,
+                table.slice(a, b - a),
+                hashes[a:b],
+                epoch=epoch,
+                tier=0,
+                sync=False,
+                run=run,
             )
             for a, b in pairwise([0, *cuts, len(found)])
         ]
@@ -309,7 +323,7 @@ class World:
                 continue
             left = choose.choice((0, 0, 1, 3, 10**9))
             done = merge_some(
-                self.directory, self.of, merge, epoch=number, watermark_ms=self.watermark_ms, now_us=0, sync=False,
+                self.home, self.of, merge, epoch=number, watermark_ms=self.watermark_ms, now_us=0, sync=False,
                 part_bytes=script.part_bytes, more=counting(10**9 if patient else left),
             )  # fmt: skip
             added += done.added
@@ -330,13 +344,13 @@ class World:
             self.check_claims(info)
         self.check_runs(infos)
         if not self.script.columns:
-            found = np.concatenate([open_segment(self.directory, i).hashes for i in infos])
+            found = np.concatenate([open_segment(self.home, i).hashes for i in infos])
             assert sorted(found.tolist()) == sorted(self.hashes)
             return
         there: list[int] = []
         for info in infos:
             table = rows_of(self.directory, info)
-            hashes = open_segment(self.directory, info).hashes.tolist()
+            hashes = open_segment(self.home, info).hashes.tolist()
             assert table.num_rows == info.rows
             for row, value in zip(table.to_pylist(), hashes, strict=True):
                 assert self.rows[row["id"]] == (value, row["t"], row["s"])
@@ -349,7 +363,7 @@ class World:
         return self.watermark_ms is not None and time + WINDOW <= self.watermark_ms * 1000
 
     def check_claims(self, info: SegmentInfo) -> None:
-        segment = open_segment(self.directory, info)
+        segment = open_segment(self.home, info)
         hashes = segment.hashes
         assert (segment.first, len(hashes)) == (info.first, info.rows)
         assert info.rows > 0
@@ -371,7 +385,7 @@ class World:
             pieces = [i for i in infos if i.run == run]
             assert len({i.tier for i in pieces}) == 1
             assert len({i.into for i in pieces}) == 1
-            ends = sorted((int(h[0]), int(h[-1])) for h in (open_segment(self.directory, i).hashes for i in pieces))
+            ends = sorted((int(h[0]), int(h[-1])) for h in (open_segment(self.home, i).hashes for i in pieces))
             assert all(before[1] < after[0] for before, after in pairwise(ends)), "a hash is in two pieces of a run"
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from plait.errors import CorruptionError, StorageError
 from plait.state import reader
+from plait.state.home import SegmentHome
 from plait.state.reader import open_segment
 from plait.state.run import MemoryRun
 from plait.state.segment import SegmentInfo, write_segment
@@ -35,8 +36,8 @@ both = pytest.mark.parametrize("put", [write, write_deep], ids=["flat", "deep"])
 def test_every_type_comes_back_as_it_was(tmp_path: Path) -> None:
     of = store(time="timestamp")
     rows, hashes = sorted_rows(pa.concat_tables([everything().slice(0, 2), everything().slice(2)]), of.key)
-    info = write_segment(str(tmp_path), of, rows, hashes, epoch=3, tier=1, sync=True)
-    read = open_segment(str(tmp_path), info)
+    info = write_segment(SegmentHome(str(tmp_path)), of, rows, hashes, epoch=3, tier=1, sync=True)
+    read = open_segment(SegmentHome(str(tmp_path)), info)
     assert isinstance(read, MemoryRun)
     read.table.validate(full=True)
     assert read.table.equals(rows)
@@ -51,7 +52,7 @@ def test_every_type_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_reading_copies_nothing(tmp_path: Path) -> None:
     info = write(tmp_path, store(), pa.table({"k": np.arange(100_000), "v": np.arange(100_000)}))
     before = pa.total_allocated_bytes()
-    read = open_segment(str(tmp_path), info)
+    read = open_segment(SegmentHome(str(tmp_path)), info)
     assert pa.total_allocated_bytes() - before < 10_000
     assert not read.hashes.flags.owndata
     assert not read.hashes.flags.writeable
@@ -68,10 +69,12 @@ def _target(handle: str) -> str:
 
 def test_key_groups_are_the_hull_of_the_hashes(tmp_path: Path) -> None:
     hashes = np.array([5 << 54, 5 << 54, (7 << 54) + 1], np.uint64)
-    info = write_segment(str(tmp_path), store(), pa.table({"k": [1, 1, 2]}), hashes, epoch=0, tier=0, sync=False)
+    info = write_segment(
+        SegmentHome(str(tmp_path)), store(), pa.table({"k": [1, 1, 2]}), hashes, epoch=0, tier=0, sync=False
+    )
     assert (info.lo_group, info.hi_group, info.keys) == (5, 8, 2)
     top = np.array([2**64 - 1], np.uint64)
-    info = write_segment(str(tmp_path), store(), pa.table({"k": [1]}), top, epoch=0, tier=0, sync=False)
+    info = write_segment(SegmentHome(str(tmp_path)), store(), pa.table({"k": [1]}), top, epoch=0, tier=0, sync=False)
     assert (info.lo_group, info.hi_group) == (1023, 1024)
 
 
@@ -97,11 +100,11 @@ def test_every_flipped_bit_is_noticed_before_parsing(tmp_path: Path) -> None:
         bad[at] ^= 1 << int(rng.integers(0, 8))
         path.write_bytes(bad)
         with pytest.raises(CorruptionError) as error:
-            open_segment(str(tmp_path), info)
+            open_segment(SegmentHome(str(tmp_path)), info)
         assert error.value.code == "SEGMENT_CORRUPT"
         assert "backup" in error.value.remedy
     path.write_bytes(good)
-    assert open_segment(str(tmp_path), info).table.num_rows == 6
+    assert open_segment(SegmentHome(str(tmp_path)), info).table.num_rows == 6
 
 
 @both
@@ -112,18 +115,18 @@ def test_a_file_of_another_length_is_refused(tmp_path: Path, put: Write) -> None
     for bad in (b"", good[:1], good[: len(good) // 2], good[:-1], good + b"\0"):
         path.write_bytes(bad)
         with pytest.raises(CorruptionError) as error:
-            open_segment(str(tmp_path), info)
+            open_segment(SegmentHome(str(tmp_path)), info)
         assert error.value.code == "SEGMENT_TRUNCATED"
 
 
 @both
 def test_a_missing_file_is_noticed_even_when_it_was_open(tmp_path: Path, put: Write) -> None:
     info = put(tmp_path, store(), everything())
-    read = open_segment(str(tmp_path), info)
-    assert open_segment(str(tmp_path), info) is read
+    read = open_segment(SegmentHome(str(tmp_path)), info)
+    assert open_segment(SegmentHome(str(tmp_path)), info) is read
     (tmp_path / info.path).unlink()
     with pytest.raises(CorruptionError) as error:
-        open_segment(str(tmp_path), info)
+        open_segment(SegmentHome(str(tmp_path)), info)
     assert error.value.code == "SEGMENT_MISSING"
     # What was open stays readable.
     assert read.slice(0, 6).to_pylist() == sorted_rows(everything(), store().key)[0].to_pylist()
@@ -132,14 +135,14 @@ def test_a_missing_file_is_noticed_even_when_it_was_open(tmp_path: Path, put: Wr
 @both
 def test_a_file_that_changed_while_it_was_open_is_checked_again(tmp_path: Path, put: Write) -> None:
     info = put(tmp_path, store(), everything())
-    open_segment(str(tmp_path), info, str(tmp_path / "verified"))
+    open_segment(SegmentHome(str(tmp_path)), info, str(tmp_path / "verified"))
     bad = bytearray((tmp_path / info.path).read_bytes())
     bad[-100] ^= 1
     (tmp_path / info.path).unlink()
     (tmp_path / info.path).write_bytes(bad)
     for _ in range(2):
         with pytest.raises(CorruptionError, match="SEGMENT_CORRUPT"):
-            open_segment(str(tmp_path), info, str(tmp_path / "verified"))
+            open_segment(SegmentHome(str(tmp_path)), info, str(tmp_path / "verified"))
         reader._open.clear()
 
 
@@ -151,17 +154,17 @@ def test_a_host_verifies_a_segment_once(tmp_path: Path, put: Write, monkeypatch:
     monkeypatch.setattr(reader.xxhash, "xxh3_128_hexdigest", lambda b: (calls.append(1), real(b))[1])
     for _ in range(3):
         reader._open.clear()  # as a new process would begin
-        open_segment(str(tmp_path), info, str(tmp_path / "verified"))
+        open_segment(SegmentHome(str(tmp_path)), info, str(tmp_path / "verified"))
     assert len(calls) == 1
     for _ in range(3):
-        open_segment(str(tmp_path), info, str(tmp_path / "verified"))
+        open_segment(SegmentHome(str(tmp_path)), info, str(tmp_path / "verified"))
     assert len(calls) == 1
     reader._open.clear()
-    open_segment(str(tmp_path), info)
+    open_segment(SegmentHome(str(tmp_path)), info)
     assert len(calls) == 2
     (tmp_path / "file").touch()
     reader._open.clear()
-    open_segment(str(tmp_path), info, str(tmp_path / "file" / "verified"))  # no marker, no harm
+    open_segment(SegmentHome(str(tmp_path)), info, str(tmp_path / "file" / "verified"))  # no marker, no harm
     assert len(calls) == 3
 
 
@@ -169,7 +172,7 @@ def test_a_host_verifies_a_segment_once(tmp_path: Path, put: Write, monkeypatch:
 def test_markers_that_others_could_have_written_are_not_believed(tmp_path: Path, put: Write) -> None:
     info = put(tmp_path, store(), everything())
     verified = tmp_path / "verified"
-    open_segment(str(tmp_path), info, str(verified))
+    open_segment(SegmentHome(str(tmp_path)), info, str(verified))
     path = tmp_path / info.path
     before = path.stat()
     bad = bytearray(path.read_bytes())
@@ -180,28 +183,28 @@ def test_markers_that_others_could_have_written_are_not_believed(tmp_path: Path,
     verified.chmod(0o777)
     reader._open.clear()
     with pytest.raises(CorruptionError, match="SEGMENT_CORRUPT"):
-        open_segment(str(tmp_path), info, str(verified))
+        open_segment(SegmentHome(str(tmp_path)), info, str(verified))
 
 
 def test_markers_of_deleted_segments_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verified = tmp_path / "verified"
     infos = [write(tmp_path, store(), pa.table({"k": [n]})) for n in range(4)]
     for one in infos[:3]:
-        open_segment(str(tmp_path), one, str(verified))
+        open_segment(SegmentHome(str(tmp_path)), one, str(verified))
     assert len(os.listdir(verified)) == 3
     for one in infos[:2]:
         (tmp_path / one.path).unlink()
     monkeypatch.setattr(reader, "_SWEEP", 1)
-    open_segment(str(tmp_path), infos[3], str(verified))
+    open_segment(SegmentHome(str(tmp_path)), infos[3], str(verified))
     assert sorted(os.listdir(verified)) == sorted(i.path.replace("/", "-") for i in infos[2:])
 
 
 @both
 def test_another_checksum_in_the_manifest_is_not_answered_from_the_cache(tmp_path: Path, put: Write) -> None:
     info = put(tmp_path, store(), everything())
-    open_segment(str(tmp_path), info)
+    open_segment(SegmentHome(str(tmp_path)), info)
     with pytest.raises(CorruptionError, match="SEGMENT_CORRUPT"):
-        open_segment(str(tmp_path), dataclasses.replace(info, checksum="0" * 32))
+        open_segment(SegmentHome(str(tmp_path)), dataclasses.replace(info, checksum="0" * 32))
 
 
 def test_only_so_many_segments_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,34 +212,34 @@ def test_only_so_many_segments_stay_open(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(reader, "_SWEEP", 1)
     infos = [write(tmp_path, store(), pa.table({"k": [n]})) for n in range(5)]
     for info in infos:
-        open_segment(str(tmp_path), info)
+        open_segment(SegmentHome(str(tmp_path)), info)
     assert [path for _, path in reader._open] == [i.path for i in infos[2:]]
     for info in infos[2:]:
         (tmp_path / info.path).unlink()
-    open_segment(str(tmp_path), infos[0])
+    open_segment(SegmentHome(str(tmp_path)), infos[0])
     assert [path for _, path in reader._open] == [infos[0].path]
 
 
 def test_what_was_opened_last_stays_open_longest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "CACHED", 2)
     infos = [write(tmp_path, store(), pa.table({"k": [n]})) for n in range(3)]
-    first = open_segment(str(tmp_path), infos[0])
-    open_segment(str(tmp_path), infos[1])
-    assert open_segment(str(tmp_path), infos[0]) is first
-    open_segment(str(tmp_path), infos[2])
+    first = open_segment(SegmentHome(str(tmp_path)), infos[0])
+    open_segment(SegmentHome(str(tmp_path)), infos[1])
+    assert open_segment(SegmentHome(str(tmp_path)), infos[0]) is first
+    open_segment(SegmentHome(str(tmp_path)), infos[2])
     assert [path for _, path in reader._open] == [infos[0].path, infos[2].path]
 
 
 @both
 def test_rows_that_a_merge_has_taken_over_are_not_seen(tmp_path: Path, put: Write) -> None:
     info = put(tmp_path, store(), everything())
-    whole = open_segment(str(tmp_path), info)
+    whole = open_segment(SegmentHome(str(tmp_path)), info)
     for first in (0, 1, 5):
-        rest = open_segment(str(tmp_path), dataclasses.replace(info, first=first, rows=6 - first))
+        rest = open_segment(SegmentHome(str(tmp_path)), dataclasses.replace(info, first=first, rows=6 - first))
         assert (rest.first, rest.hashes.tolist()) == (first, whole.hashes[first:].tolist())
         assert rest.slice(first, 6).to_pylist() == whole.slice(first, 6).to_pylist()
         assert rest.find(whole.hashes).at.tolist() == list(range(first, 6))
-    assert open_segment(str(tmp_path), info).hashes.tolist() == whole.hashes.tolist()
+    assert open_segment(SegmentHome(str(tmp_path)), info).hashes.tolist() == whole.hashes.tolist()
 
 
 def test_a_state_directory_that_is_a_file_is_reported(tmp_path: Path) -> None:

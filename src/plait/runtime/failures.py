@@ -12,6 +12,7 @@ from plait.errors import PlaitError, SourceError, StorageError
 _OURS = re.compile(r"plait\.errors\.(\w+): \[([A-Z_]+)\] (.*?)(?: — (.*?))?(?:\n|$)")
 _FILE = re.compile(r"(file:/[^\s,'\"]+)")
 _UNREADABLE = re.compile(r"FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|is not a Parquet file|ParquetDecodingException")
+_UNREACHED = re.compile(r"wiki\.apache\.org/hadoop/(?:ConnectionRefused|UnknownHost|NoRouteToHost|SocketTimeout)")
 _GONE = re.compile(r"FileNotFoundException|FAILED_READ_FILE\.FILE_NOT_EXIST|PATH_NOT_FOUND")
 
 
@@ -32,6 +33,12 @@ def translated(error: BaseException) -> PlaitError:
         found = getattr(plait.errors, kind, PlaitError)
         known = isinstance(found, type) and issubclass(found, PlaitError)
         return (found if known else PlaitError)(code, cause, remedy or "")
+    if _UNREACHED.search(text):
+        return StorageError(
+            "STORAGE_UNREACHABLE",
+            f"a file system does not answer Spark: {_first_line(text)}",
+            "check the service, the network and the credentials, then start again: what was committed stays",
+        )
     where = _FILE.search(text)
     name = f" {where.group(1).rstrip('.')}" if where else ""
     if _GONE.search(text):

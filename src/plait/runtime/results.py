@@ -1,10 +1,14 @@
-"""Result rows of one task: written to a Parquet file under a fresh name, or materialised and dropped."""
+"""Result rows of one task: written to a Parquet file under a fresh name, or materialised and dropped.
+
+Where results rest behind a URI, the file is written to this host's disk and uploaded when it is complete.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+import tempfile
 import uuid
 from typing import IO, Any
 
@@ -15,8 +19,10 @@ import xxhash
 from plait.errors import StorageError
 from plait.query.plan import Emit
 from plait.runtime.frames import Partial
-from plait.state.files import make_directory, storage_error, sync_directory
+from plait.state.files import Files, make_directory, storage_error, sync_directory
+from plait.state.home import scratch_dir
 from plait.state.manifest import ResultFile
+from plait.state.remote import RemoteFiles
 
 
 class _Checksummed:
@@ -49,6 +55,12 @@ def results_folder(query: str) -> str:
     return hashlib.sha256(query.encode()).hexdigest()[:16]
 
 
+def sync_file(path: str) -> None:
+    """Makes the bytes of a file durable that another process has written."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_results(directory: str, path: str) -> None:
     """Makes the name of a result file durable; its query's folder may be new as well."""
     sync_directory(os.path.dirname(os.path.join(directory, path)))
@@ -58,23 +70,28 @@ def sync_results(directory: str, path: str) -> None:
 class ResultWriter:
     """The rows one task adds to one query."""
 
-    def __init__(self, query: str, columns: tuple[str, ...], directory: str | None, sync: bool) -> None:
+    def __init__(self, query: str, columns: tuple[str, ...], results: Files | None, sync: bool) -> None:
         self.query = query
         self.columns = columns
-        self.directory = directory
-        self.sync = sync
+        self.results = results
+        self.sync = sync and results is not None and results.local
         self.rows = 0
         self._path = ""
+        self._full = ""
+        """Where it is written: its place, or one on this host until it is uploaded."""
         self._file: IO[bytes] | None = None
         self._out: _Checksummed | None = None
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, emit: Emit, partial: Partial) -> None:
-        """Materialises a chunk of results; without a directory the rows end here (the papers' black hole)."""
+        """Materialises a chunk of results; with nowhere to go the rows end here (the papers' black hole)."""
         arrays = [partial.column(ref) for ref in emit.columns]
-        batch = pa.table(arrays, names=list(self.columns))
+        self.add(pa.table(arrays, names=list(self.columns)))
+
+    def add(self, batch: pa.Table) -> None:
+        """More rows, in the query's columns."""
         self.rows += batch.num_rows
-        if self.directory is None:
+        if self.results is None:
             return
         try:
             if self._writer is None:
@@ -86,7 +103,7 @@ class ResultWriter:
 
     def close(self) -> ResultFile | None:
         """Finishes the file; None when there is none."""
-        if self._writer is None or self._file is None or self._out is None or self.directory is None:
+        if self._writer is None or self._file is None or self._out is None or self.results is None:
             return None
         try:
             self._writer.close()
@@ -95,9 +112,12 @@ class ResultWriter:
                 os.fsync(self._file.fileno())
             self._file.close()
             if self.sync:
-                sync_results(self.directory, self._path)
+                sync_results(self.results.root, self._path)
         except OSError as error:
             raise self._failed(error) from error
+        if isinstance(self.results, RemoteFiles):
+            self.results.upload(self._full, self._path)
+            os.unlink(self._full)
         return ResultFile(self.query, self._path, self.rows, self._out.size, self._out.digest.hexdigest())
 
     def abandon(self) -> None:
@@ -108,21 +128,24 @@ class ResultWriter:
                     self._writer.close()
             self._file.close()
             with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self.directory or "", self._path))
+                os.unlink(self._full)
 
     def _open(self, schema: pa.Schema) -> None:
-        assert self.directory is not None
+        assert self.results is not None
         self._path = f"{results_folder(self.query)}/{uuid.uuid4().hex}.parquet"
-        full = os.path.join(self.directory, self._path)
-        make_directory(os.path.dirname(full), self.sync)
-        self._file = open(full, "xb")  # noqa: SIM115 - closed in close()
+        if self.results.local:
+            self._full = self.results.where(self._path)
+            make_directory(os.path.dirname(self._full), self.sync)
+            self._file = open(self._full, "xb")  # noqa: SIM115 - closed in close()
+        else:
+            handle, self._full = tempfile.mkstemp(prefix="plait-results-", dir=scratch_dir())
+            self._file = open(handle, "wb")  # noqa: SIM115 - closed in close()
         self._out = _Checksummed(self._file)
         text = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
         self._writer = pq.ParquetWriter(self._out, schema, compression="snappy", use_dictionary=text)
 
     def _failed(self, error: OSError) -> StorageError:
-        full = os.path.join(self.directory or "", self._path)
         # The error that led here is the one to report; what is left of the file would only fill the disk further.
         with contextlib.suppress(OSError):
-            os.unlink(full)
-        return storage_error("RESULTS", full, error)
+            os.unlink(self._full)
+        return storage_error("RESULTS", self._full, error)

@@ -7,20 +7,22 @@ the state; the rest goes at once, oldest first.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from plait.runtime.commit import Collected
+from plait.state.home import SegmentHome
 from plait.state.manifest import LiveState
 from plait.state.segment import SegmentInfo
 from plait.state.tiers import Merge, runs_per_lookup
 
 _KEPT = 0.25
 """Of the state's size: how much may lie around that merges have replaced."""
+
+
+_CACHE = ("hits", "misses", "bytes", "evicted")
 
 
 @dataclass
@@ -40,17 +42,17 @@ class StateAccount:
                 self.retired.append(info)
                 self.retired_bytes += info.bytes
 
-    def shrink(self, state_dir: str, live: LiveState) -> None:
+    def shrink(self, home: SegmentHome, live: LiveState) -> None:
         """Deletes removed files, down to what may be kept."""
         allowed = _KEPT * sum(info.live_bytes for infos in live.segments.values() for info in infos)
         while self.retired and self.retired_bytes > allowed:
             info = self.retired.popleft()
             self.retired_bytes -= info.bytes
-            # Garbage collection finds what is left.
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(state_dir, info.path))
+            home.delete(info.path)
 
-    def report(self, live: LiveState, account: Collected, epoch: int, merges: Sequence[Merge]) -> dict[str, Any]:
+    def report(
+        self, live: LiveState, account: Collected, epoch: int, merges: Sequence[Merge], remote: bool = False
+    ) -> dict[str, Any]:
         """For `run.last_progress["state"]`."""
         appended = sum(info.bytes for info in account.added if info.epoch == epoch and info.tier == 0)
         self.appended += appended
@@ -79,4 +81,5 @@ class StateAccount:
                 "cached": reads.get("blocks_cached", 0),
                 "bytes": reads.get("block_bytes", 0),
             },
+            **({"cache": {name: reads.get(f"cache_{name}", 0) for name in _CACHE}} if remote else {}),
         }

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.errors import CheckpointError
+from plait.state.home import SegmentHome
 from plait.state.inspect import Inspection
 from plait.state.reader import open_segment
 from plait.state.segment import SegmentInfo
@@ -44,16 +45,16 @@ def read_state(spark: SparkSession, checkpoint: str, stream: str, state_dir: str
     schema = ", ".join(f"c{i} {kind}" for i, (_, kind) in enumerate(columns))
     rows = [(json.dumps(info.to_json()),) for info in segments]
     listed = spark.createDataFrame(rows, "segment string").repartition(max(1, min(len(rows), 64)))
-    read = listed.mapInArrow(_reader(inspection.segments_dir, [name for name, _ in columns]), schema)
+    read = listed.mapInArrow(_reader(inspection.home, [name for name, _ in columns]), schema)
     return read.toDF(*(name for name, _ in columns))
 
 
-def _reader(segments_dir: str, columns: list[str]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _reader(home: SegmentHome, columns: list[str]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for text in batch.column(0).to_pylist():
                 info = SegmentInfo.from_json(json.loads(text))
-                segment = open_segment(segments_dir, info)
+                segment = open_segment(home, info)
                 for begin in range(info.first, info.first + info.rows, _ROWS):
                     rows = segment.slice(begin, min(begin + _ROWS, info.first + info.rows)).select(columns)
                     yield from rows.rename_columns([f"c{i}" for i in range(len(columns))]).combine_chunks().to_batches()

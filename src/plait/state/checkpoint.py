@@ -1,4 +1,4 @@
-"""The checkpoint: one directory, one driver.
+"""The checkpoint: one directory, or one URI; one driver.
 
     plait.json    format and id             driver.lock   held by the running driver (flock)
     catalog.json  the registered queries    fence/        one file per driver that ever started
@@ -9,7 +9,7 @@
 
 Contract.  `open` creates what is missing, takes the lock, then the next fencing token.  The lock refuses a second
 driver on this machine at once; the token stops a first one that the lock could not see (another machine, a
-file system without locks) at its next `check_fence`.  Only local paths and `file:` URIs are understood.
+file system without locks, a URI) at its next `check_fence`.  Paths and URIs: `state/places.py`.
 """
 
 from __future__ import annotations
@@ -18,41 +18,30 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import socket
-import stat
 import time
 import uuid
-from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from plait.config import Config
+from plait.config import Config, bytes_of
 from plait.errors import CheckpointError, CorruptionError, PlaitError, StorageError
-from plait.state import files
-from plait.state.files import RESTORE, TEMPORARY, make_directory, storage_error
-from plait.state.manifest import FORMAT, LiveState, ManifestLog, refuse_newer, refuse_older, seal, unseal
+from plait.state.files import RESTORE, TEMPORARY, Files, numbered, storage_error
+from plait.state.home import SegmentHome
+from plait.state.manifest import (
+    FORMAT,
+    LOG,
+    LiveState,
+    ManifestLog,
+    manifest_name,
+    refuse_newer,
+    refuse_older,
+    seal,
+    unseal,
+)
+from plait.state.places import place
+from plait.state.remote import RemoteFiles
 
 _FOLDERS = ("log", "receipts", "results", "fence", "spark")
-
-
-def local_path(path: str) -> str:
-    """The absolute local path that a plain path or a `file:` URI means.
-
-    >>> local_path("file:///tmp/a%20b")
-    '/tmp/a b'
-    """
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", path)
-    if scheme is None:
-        return os.path.abspath(path)
-    parts = urlsplit(path)
-    if scheme[1].lower() != "file" or parts.netloc not in ("", "localhost"):
-        raise CheckpointError(
-            "SCHEME",
-            f"{path} is not a local path: scheme {scheme[1]!r} is not supported",
-            "give a local directory, or a shared file system that is mounted on all machines",
-        )
-    return os.path.abspath(unquote(parts.path))
 
 
 class Checkpoint:
@@ -61,28 +50,36 @@ class Checkpoint:
     id: str
     token: int
     state_dir: str
+    """Where segments rest: a path or a URI, as the next three are."""
+    home: SegmentHome
+    """The same as tasks see it."""
 
     def __init__(self, path: str, config: Config) -> None:
-        self.path = local_path(path)
+        self.files = place(path, config.sync)
+        self.path = self.files.root
         self.config = config
-        self.log_dir = os.path.join(self.path, "log")
-        self.results_dir = os.path.join(self.path, "results")
-        self.spark_dir = os.path.join(self.path, "spark")
-        self.fence_dir = os.path.join(self.path, "fence")
-        self.log = ManifestLog(self.log_dir, config.sync)
+        self.results_dir = self.files.where("results")
+        self.spark_dir = self.files.where("spark")
+        self.results = place(self.results_dir, config.sync)
+        self.log = ManifestLog(self.files)
         self._lock: int | None = None
+        self._open = False
 
     def open(self) -> Checkpoint:
         """Create what is missing and become its only driver."""
-        assert self._lock is None, "already open"
+        assert not self._open, "already open"
         try:
-            make_directory(self.path, self.config.sync)
-            self.id = self._identify()
-            base = self.config.state_dir
-            self.state_dir = os.path.join(local_path(base), self.id) if base else os.path.join(self.path, "state")
-            for folder in (*(os.path.join(self.path, f) for f in _FOLDERS), self.state_dir):
-                make_directory(folder, self.config.sync)
-            self._lock = self._take_lock()
+            self.files.make_directory("")
+            if isinstance(self.files, RemoteFiles):
+                self.files.prove()
+            self.id = self.identify()
+            self.home = segment_home(self.files, self.config, self.id)
+            self.state_dir = self.home.files.root
+            for folder in _FOLDERS:
+                self.files.make_directory(folder)
+            place(self.state_dir, self.config.sync).make_directory("")
+            self._lock = self._take_lock() if self.files.local else None
+            self._open = True
             try:
                 self.token = self._take_token()
             except BaseException:
@@ -94,19 +91,20 @@ class Checkpoint:
 
     def close(self) -> None:
         """Let the next driver in.  Closing twice is harmless."""
+        self._open = False
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def __enter__(self) -> Checkpoint:
-        return self if self._lock is not None else self.open()
+        return self if self._open else self.open()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def check_fence(self) -> None:
         """Raise if another driver has started on this checkpoint since `open`."""
-        newest = max(files.numbered(self.fence_dir), default=0)
+        newest = max(numbered(self.files, "fence"), default=0)
         if newest > self.token:
             raise CheckpointError(
                 "FENCED",
@@ -116,38 +114,37 @@ class Checkpoint:
 
     def catalog(self) -> dict[str, Any] | None:
         """What `put_catalog` stored, or None."""
-        path = os.path.join(self.path, "catalog.json")
-        data = files.read_file(path)
-        return None if data is None else unseal("plait-catalog", data, path, "CATALOG_CORRUPT")
+        data = self.files.read("catalog.json")
+        where = self.files.where("catalog.json")
+        return None if data is None else unseal("plait-catalog", data, where, "CATALOG_CORRUPT")
 
     def put_catalog(self, catalog: dict[str, Any]) -> bool:
         """Store the catalog unless there is one; whether it was stored."""
-        path = os.path.join(self.path, "catalog.json")
-        return files.put_if_absent(path, seal("plait-catalog", catalog), self.config.sync)
+        return self.files.put_if_absent("catalog.json", seal("plait-catalog", catalog))
 
     def statistics(self) -> dict[str, Any] | None:
         """What `put_statistics` stored last.  It is advice only: None if there is none, or it cannot be read."""
-        path = os.path.join(self.path, "statistics.json")
         try:
-            data = files.read_file(path)
-            return None if data is None else unseal("plait-statistics", data, path, "CHECKPOINT_CORRUPT")
+            data = self.files.read("statistics.json")
+            where = self.files.where("statistics.json")
+            return None if data is None else unseal("plait-statistics", data, where, "CHECKPOINT_CORRUPT")
         except PlaitError:
             return None
 
     def put_statistics(self, statistics: dict[str, Any]) -> None:
         """Replace the statistics; failing to costs a restarted engine what it had learnt, nothing else."""
         with contextlib.suppress(StorageError):
-            path = os.path.join(self.path, "statistics.json")
-            files.replace_file(path, seal("plait-statistics", statistics), sync=False)
+            self.files.replace("statistics.json", seal("plait-statistics", statistics), durable=False)
 
-    def _identify(self) -> str:
-        path = os.path.join(self.path, "plait.json")
-        data = files.read_file(path)
+    def identify(self) -> str:
+        """Its id, a new one if there is nothing yet."""
+        path = self.files.where("plait.json")
+        data = self.files.read("plait.json")
         if data is None:
-            if files.numbered(self.log_dir):
+            if numbered(self.files, LOG):
                 raise CorruptionError("CHECKPOINT_CORRUPT", f"{path} is gone, but manifests exist", RESTORE)
-            files.put_if_absent(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode(), self.config.sync)
-            data = files.read_file(path) or b""
+            self.files.put_if_absent("plait.json", json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
+            data = self.files.read("plait.json") or b""
         try:
             value = json.loads(data)
             found, name = value["format"], uuid.UUID(value["id"]).hex
@@ -181,11 +178,23 @@ class Checkpoint:
 
     def _take_token(self) -> int:
         while True:
-            token = max(files.numbered(self.fence_dir), default=0) + 1
-            who = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
-            path = os.path.join(self.fence_dir, f"{token:012d}.json")
-            if files.put_if_absent(path, json.dumps(who).encode(), self.config.sync):
+            token = max(numbered(self.files, "fence"), default=0) + 1
+            who = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "nonce": uuid.uuid4().hex}
+            if self.files.put_if_absent(_fence_name(token), json.dumps(who).encode()):
                 return token
+
+
+def _fence_name(token: int) -> str:
+    return f"fence/{token:012d}.json"
+
+
+def segment_home(files: Files, config: Config, name: str) -> SegmentHome:
+    """Where the segments of the checkpoint `name` lie: below it, or where `Config.state_dir` says."""
+    rest = place(os.path.join(config.state_dir, name) if config.state_dir else files.where("state"), config.sync)
+    if not isinstance(rest, RemoteFiles):
+        return SegmentHome(rest.root)
+    limit = None if config.cache_limit is None else bytes_of("cache_limit", config.cache_limit)
+    return SegmentHome(os.path.abspath(config.cache_dir) if config.cache_dir else "", rest, name, limit)
 
 
 def collect_garbage(
@@ -197,32 +206,23 @@ def collect_garbage(
     absolute), manifests before the newest snapshot that name no such result, temporary files and old fences.
     """
     checkpoint.check_fence()
+    files, results = checkpoint.files, checkpoint.results
+    if isinstance(files, RemoteFiles):
+        # By the clock that the files are dated by: whoever is ahead of it would take new files for old ones.
+        now = min(now, files.modified(manifest_name(live.epoch)) or 0.0)
     limit = now - grace_seconds
     named = {info.path for infos in live.segments.values() for info in infos}
-    results, deleted = checkpoint.results_dir, 0
-    kept = {os.path.relpath(path, results) if os.path.isabs(path) else path for path in keep_results}
-    for root, keep in ((checkpoint.state_dir, named), (results, kept)):
-        for path in _regular_files(root):
-            if os.path.relpath(path, root) not in keep:
-                deleted += files.unlink_older(path, limit)
-    for folder in (checkpoint.path, *(os.path.join(checkpoint.path, f) for f in ("log", "receipts", "fence"))):
-        for name in os.listdir(folder):
+    deleted = 0
+    kept = {os.path.relpath(path, results.root) if os.path.isabs(path) else path for path in keep_results}
+    for rest, keep in ((checkpoint.home.files, named), (results, kept)):
+        for path, _ in rest.walk(""):
+            if path not in keep:
+                deleted += rest.delete_older(path, limit)
+    for folder in ("", "log", "receipts", "fence"):
+        for name in files.names(folder):
             if name.startswith(TEMPORARY):
-                deleted += files.unlink_older(os.path.join(folder, name), limit)
-    for token in files.numbered(checkpoint.fence_dir):
+                deleted += files.delete_older(f"{folder}/{name}" if folder else name, limit)
+    for token in numbered(files, "fence"):
         if token < checkpoint.token:
-            deleted += files.unlink_older(os.path.join(checkpoint.fence_dir, f"{token:012d}.json"), limit)
+            deleted += files.delete_older(_fence_name(token), limit)
     return deleted + checkpoint.log.prune(limit, kept)
-
-
-def _regular_files(root: str) -> Iterator[str]:
-    """Files below a directory; links are neither followed nor returned."""
-    for folder, folders, names in os.walk(root, followlinks=False):
-        folders.sort()
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            try:
-                if stat.S_ISREG(os.lstat(path).st_mode):
-                    yield path
-            except FileNotFoundError:
-                continue

@@ -3,12 +3,13 @@
 Contract.  Store by store: merge, commit an amendment of the last manifest, delete what was replaced.  A crash in
 between leaves the stores that are done compacted and the others as they were.  Rows, results and receipts are not
 touched, and an engine that starts afterwards goes on as if nothing had happened.
+
+A checkpoint behind a URI has no lock, only the fence.  A driver that was about to commit may still do so; then
+`ManifestLog.live` refuses the amendment, and what it has replaced is still there: garbage collection deletes it later.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -47,7 +48,7 @@ def compact(checkpoint: Checkpoint, now_us: int, compress: bool) -> Iterator[Com
             continue
         merge = Merge(store, before, tier, new_run(), 0, compress)
         done = merge_some(
-            checkpoint.state_dir,
+            checkpoint.home,
             of,
             merge,
             epoch=live.epoch,
@@ -56,10 +57,8 @@ def compact(checkpoint: Checkpoint, now_us: int, compress: bool) -> Iterator[Com
             sync=checkpoint.config.sync,
         )
         live = _commit(checkpoint, live, store, tuple(done.added))
-        for path in done.removed:
-            # Garbage collection finds what is left.
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(checkpoint.state_dir, path))
+        for path in done.removed if checkpoint.files.local else ():
+            checkpoint.home.delete(path)
         after = live.segments.get(store, ())
         yield Compacted(store, *(_both(before, after, count) for count in ("segments", "rows", "bytes")))
 
@@ -76,7 +75,11 @@ def _commit(checkpoint: Checkpoint, live: LiveState, store: str, infos: tuple[Se
     last = checkpoint.log.read(live.epoch)
     assert last is not None, "the last manifest was there a moment ago"
     amended: Manifest = replace(
-        last, added=(), removed=(), snapshot=tuple(info for found in segments.values() for info in found)
+        last,
+        token=checkpoint.token,
+        added=(),
+        removed=(),
+        snapshot=tuple(info for found in segments.values() for info in found),
     )
     checkpoint.check_fence()
     checkpoint.log.amend(amended)

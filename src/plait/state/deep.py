@@ -18,8 +18,10 @@ page costs a page and not the operating system's read-ahead; what will be touche
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +41,7 @@ from plait.query.plan import Store
 from plait.state.cache import CACHE
 from plait.state.columns import single, take
 from plait.state.files import RESTORE
+from plait.state.home import SegmentHome
 from plait.state.mapped import announce
 from plait.state.run import METER, NOTHING, Found, ends_of, within
 from plait.state.segment import SegmentInfo, Summary, Tee, new_path, writing
@@ -131,10 +134,10 @@ class DeepWriter:
 
 
 @contextmanager
-def writing_deep(state_dir: str, store: Store, schema: pa.Schema, width: float, sync: bool) -> Iterator[DeepWriter]:
+def writing_deep(home: SegmentHome, store: Store, schema: pa.Schema, width: float, sync: bool) -> Iterator[DeepWriter]:
     """A new deep segment that exists when the block ends well, and not at all when it does not."""
     path = new_path(store, "deep")
-    with writing(state_dir, path, sync) as tee:
+    with writing(home, path, sync) as tee:
         writer = DeepWriter(path, tee, Summary(store), schema, width)
         yield writer
         writer.finish()
@@ -160,10 +163,12 @@ class DeepSegment:
     width: float
     ipc: int
     first: int = 0
+    copied: bool = False
+    """The file is a copy: one that is damaged is deleted, so that another comes."""
     _readers: dict[tuple[str, ...], pa.ipc.RecordBatchFileReader] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, path: str, content: pa.Buffer) -> DeepSegment:
+    def of(cls, path: str, content: pa.Buffer, copied: bool = False) -> DeepSegment:
         """Opens verified bytes."""
         (length,) = struct.unpack("<Q", content.slice(content.size - 8).to_pybytes())
         index = json.loads(content.slice(content.size - 8 - length, length).to_pybytes())
@@ -186,7 +191,13 @@ class DeepSegment:
             block_rows=index["block_rows"],
             width=index["width"],
             ipc=index["ipc"],
+            copied=copied,
         )
+
+    def check(self) -> None:
+        """Compares every block with its sum."""
+        for block in range(len(self.sums)):
+            self._compare(block)
 
     @property
     def hashes(self) -> U64:
@@ -291,11 +302,19 @@ class DeepSegment:
             yield batch
 
     def _read(self, columns: tuple[str, ...], block: int) -> pa.RecordBatch:
+        METER.block_bytes += self._compare(block)
+        METER.blocks_read += 1
+        return self._reader(columns).get_batch(block)
+
+    def _compare(self, block: int) -> int:
+        """Raises if a block's bytes are not those written; how many they are."""
         begin, end = int(self.offsets[block]), int(self.offsets[block + 1])
         if xxhash.xxh3_64_intdigest(self.content.slice(begin, end - begin)) != int(self.sums[block]):
+            if self.copied:
+                # The next attempt gets another copy.
+                with contextlib.suppress(OSError):
+                    os.unlink(self.path)
             raise CorruptionError(
                 "SEGMENT_CORRUPT", f"block {block} of segment {self.path} is not what was committed", RESTORE
             )
-        METER.blocks_read += 1
-        METER.block_bytes += end - begin
-        return self._reader(columns).get_batch(block)
+        return end - begin

@@ -1,8 +1,11 @@
-"""What all files on disk have in common: durable names, and errors that say what to do.
+"""What all files have in common, wherever they lie: atomic names, and errors that say what to do.
 
-Contract.  `put_if_absent` and `replace_file` are atomic: a file has all of its bytes, or its name does not exist.
-With `sync` they are durable too: bytes first, then the name (`sync_directory`).  `storage_error` turns an OSError into
-a StorageError with a stable code: `<PREFIX>_FULL` where space or quota ran out, else `<PREFIX>_UNWRITABLE`.
+Contract.  `Files` is a directory tree as a checkpoint needs it; names are relative to its root.  `LocalFiles` is the
+one on a mounted file system, below; `state/remote.py` the one behind a URI; `state/places.py` chooses.
+`put_if_absent` is atomic: a file has all of its bytes, or its name does not exist, and of several writers one wins.
+With `sync` local files are durable too: bytes first, then the name (`sync_directory`).  `storage_error` turns an
+OSError into a StorageError with a stable code: `<PREFIX>_FULL` where space or quota ran out, else
+`<PREFIX>_UNWRITABLE`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
+import stat
 import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 from plait.errors import StorageError
 
@@ -60,17 +68,6 @@ def make_directory(path: str, sync: bool) -> None:
             raise
     if sync:
         sync_directory(above)
-
-
-def numbered(directory: str) -> list[int]:
-    """The numbers n of the files `<n>.json` in a directory, ascending."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise storage_error("CHECKPOINT", directory, error) from error
-    return sorted(int(n[:-5]) for n in names if n.endswith(".json") and n[:-5].isdigit())
 
 
 def read_file(path: str) -> bytes | None:
@@ -135,3 +132,146 @@ def _write_temporary(path: str, data: bytes, sync: bool) -> str:
             os.unlink(temporary)
         raise
     return temporary
+
+
+class Files(Protocol):
+    """A directory tree.  What is not there is no error to read, list or delete; what cannot be asked is."""
+
+    @property
+    def root(self) -> str:
+        """Its path or URI."""
+        ...
+
+    @property
+    def local(self) -> bool:
+        """Whether every file is a path of this machine, so that it can be mapped and locked."""
+        ...
+
+    def where(self, name: str) -> str:
+        """The path or URI of a file: what Spark reads and what errors say."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder."""
+        ...
+
+    def walk(self, folder: str) -> Iterator[tuple[str, int]]:
+        """The files below a folder, with their sizes; links are neither followed nor returned."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a small file, or None if there is none."""
+        ...
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """The bytes of a large file, one piece after the other; raises FileNotFoundError."""
+        ...
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Create a file with all of `data`, or not at all; False if it exists already.  Atomic between machines."""
+        ...
+
+    def replace(self, name: str, data: bytes, durable: bool = True) -> None:
+        """Create or replace a file.  A remote reader may find none for a moment, a part never."""
+        ...
+
+    def make_directory(self, name: str) -> None:
+        """Create a directory and those above it; one that exists is left as it is."""
+        ...
+
+    def move(self, name: str, to: str) -> None:
+        """Give a finished file a name that no other has."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if that is possible: garbage collection finds what is left."""
+        ...
+
+    def delete_older(self, name: str, than: float) -> bool:
+        """Delete a file last changed at or before `than`; whether it was."""
+        ...
+
+    def delete_tree(self, name: str) -> None:
+        """Delete a folder and what is in it."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Files below a directory of this machine, or of a file system that is mounted on all of them."""
+
+    root: str
+    sync: bool
+
+    @property
+    def local(self) -> bool:
+        """Always."""
+        return True
+
+    def where(self, name: str) -> str:
+        """Its path."""
+        return os.path.join(self.root, name) if name else self.root
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder."""
+        try:
+            return os.listdir(self.where(folder))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error("CHECKPOINT", self.where(folder), error) from error
+
+    def walk(self, folder: str) -> Iterator[tuple[str, int]]:
+        """Regular files, in the order of their names."""
+        for where, folders, names in os.walk(self.where(folder), followlinks=False):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.join(where, name)
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.lstat(path)
+                    if stat.S_ISREG(found.st_mode):
+                        yield os.path.relpath(path, self.root), found.st_size
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a small file, or None if there is none."""
+        return read_file(self.where(name))
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """A megabyte at a time."""
+        with open(self.where(name), "rb") as file:
+            while block := file.read(1 << 20):
+                yield block
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """By a hard link, which refuses a name that exists."""
+        return put_if_absent(self.where(name), data, self.sync)
+
+    def replace(self, name: str, data: bytes, durable: bool = True) -> None:
+        """Readers see all of the old or all of the new."""
+        replace_file(self.where(name), data, self.sync and durable)
+
+    def make_directory(self, name: str) -> None:
+        """Create a directory and those above it."""
+        make_directory(self.where(name), self.sync)
+
+    def move(self, name: str, to: str) -> None:
+        """Give a finished file a name that no other has."""
+        os.replace(self.where(name), self.where(to))
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if that is possible."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.where(name))
+
+    def delete_older(self, name: str, than: float) -> bool:
+        """Delete a file last changed at or before `than`; whether it was."""
+        return unlink_older(self.where(name), than)
+
+    def delete_tree(self, name: str) -> None:
+        """Delete a folder and what is in it."""
+        shutil.rmtree(self.where(name))
+
+
+def numbered(files: Files, folder: str) -> list[int]:
+    """The numbers n of the files `<n>.json` in a folder, ascending."""
+    return sorted(int(n[:-5]) for n in files.names(folder) if n.endswith(".json") and n[:-5].isdigit())

@@ -2,7 +2,8 @@
 
 Contract.  Reads only, takes no lock, needs no Spark: safe beside a running engine, though files that it merges away
 meanwhile may then be reported as missing.  `findings` checks every checksum and every invariant that a restart relies
-on; without findings a restart finds exactly the rows that were committed.
+on; without findings a restart finds exactly the rows that were committed.  What rests behind a URI is downloaded for
+that, past the host's cache: the copies there are not what is to be verified.
 
 Cost.  `report` reads the manifests; `findings` reads every live byte once.
 """
@@ -11,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,8 +25,9 @@ from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, PlaitError
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
-from plait.state import files
-from plait.state.checkpoint import Checkpoint, local_path
+from plait.state.checkpoint import Checkpoint, segment_home
+from plait.state.files import TEMPORARY
+from plait.state.home import SegmentHome, scratch_dir
 from plait.state.manifest import LiveState, Manifest
 from plait.state.reader import open_segment
 from plait.state.run import ends_of
@@ -107,7 +109,7 @@ class Inspection:
     state_dir: str | None = None
 
     def __post_init__(self) -> None:
-        if not os.path.isfile(os.path.join(local_path(self.path), "plait.json")):
+        if self._checkpoint.files.read("plait.json") is None:
             raise CheckpointError("NOT_A_CHECKPOINT", f"{self.path} has no plait.json", "give a checkpoint directory")
 
     @property
@@ -115,13 +117,12 @@ class Inspection:
         return Checkpoint(self.path, Config())
 
     @property
-    def segments_dir(self) -> str:
+    def home(self) -> SegmentHome:
         """Where the segments lie."""
         checkpoint = self._checkpoint
-        if self.state_dir is None:
-            return os.path.join(checkpoint.path, "state")
-        with open(os.path.join(checkpoint.path, "plait.json"), encoding="utf-8") as file:
-            return os.path.join(local_path(self.state_dir), str(json.load(file)["id"]))
+        named = self.state_dir is not None or not checkpoint.files.local
+        name = checkpoint.identify() if named else ""
+        return segment_home(checkpoint.files, Config(state_dir=self.state_dir), name)
 
     def catalog(self) -> dict[str, Any]:
         """Streams, queries and stores it was made for; empty before the first start."""
@@ -138,13 +139,13 @@ class Inspection:
         names = sorted({*catalog["stores"], *live.segments})
         return Report(
             path=checkpoint.path,
-            state_dir=self.segments_dir,
+            state_dir=self.home.files.root,
             epoch=live.epoch,
             watermark_ms=live.watermark_ms,
             queries=catalog["queries"],
             stores=tuple(_store_report(name, live.segments.get(name, ())) for name in names),
             bytes=sum(info.live_bytes for infos in live.segments.values() for info in infos),
-            disk_bytes=_disk_bytes(self.segments_dir),
+            disk_bytes=_disk_bytes(self.home),
             written_bytes=sum(info.bytes for info in added),
             appended_bytes=sum(info.bytes for info in added if info.tier == 0),
         )
@@ -162,6 +163,11 @@ class Inspection:
         except PlaitError as error:
             yield Finding(error.code, "log", error.cause)
             return
+        with tempfile.TemporaryDirectory(prefix="plait-verify-", dir=scratch_dir()) as folder:
+            home = self.home
+            yield from self._state_findings(home if home.remote is None else replace(home, path=folder), live, catalog)
+
+    def _state_findings(self, home: SegmentHome, live: LiveState, catalog: dict[str, Any]) -> Iterator[Finding]:
         for store, infos in sorted(live.segments.items()):
             if store not in catalog["stores"]:
                 yield Finding("STORE_UNKNOWN", store, "the catalog does not know this store")
@@ -171,13 +177,13 @@ class Inspection:
             for path in sorted({p for p in paths if paths.count(p) > 1}):
                 yield Finding("SEGMENT_TWICE", path, f"{store} names it more than once")
             for info in infos:
-                yield from self._segment_findings(info, columns)
-            yield from self._run_findings(infos)
+                yield from self._segment_findings(home, info, columns)
+            yield from self._run_findings(home, infos)
 
-    def _segment_findings(self, info: SegmentInfo, columns: list[str]) -> Iterator[Finding]:
+    def _segment_findings(self, home: SegmentHome, info: SegmentInfo, columns: list[str]) -> Iterator[Finding]:
         end = info.first + info.rows
         try:
-            segment = open_segment(self.segments_dir, info)
+            segment = open_segment(home, info)
             # A deep segment's blocks are verified as they are read.
             for begin in range(info.first, end, _ROWS):
                 segment.slice(begin, min(begin + _ROWS, end))
@@ -198,14 +204,12 @@ class Inspection:
             if said != found:
                 yield Finding("SEGMENT_CLAIM", info.path, f"{what}: the manifest says {said}, the segment has {found}")
 
-    def _run_findings(self, infos: tuple[SegmentInfo, ...]) -> Iterator[Finding]:
+    def _run_findings(self, home: SegmentHome, infos: tuple[SegmentInfo, ...]) -> Iterator[Finding]:
         """The segments of one run follow each other: no hash is in two of them."""
         runs: dict[str, list[tuple[int, int, str]]] = {}
         for info in infos:
             with contextlib.suppress(PlaitError):
-                runs.setdefault(info.run, []).append(
-                    (*ends_of(open_segment(self.segments_dir, info).hashes), info.path)
-                )
+                runs.setdefault(info.run, []).append((*ends_of(open_segment(home, info).hashes), info.path))
         for pieces in runs.values():
             for (_, high, path), (low, _, other) in pairwise(sorted(pieces)):
                 if low <= high:
@@ -258,10 +262,5 @@ def _store_report(name: str, infos: tuple[SegmentInfo, ...]) -> StoreReport:
     )
 
 
-def _disk_bytes(folder: str) -> int:
-    return sum(
-        os.path.getsize(os.path.join(where, name))
-        for where, _, names in os.walk(folder)
-        for name in names
-        if not name.startswith(files.TEMPORARY)
-    )
+def _disk_bytes(home: SegmentHome) -> int:
+    return sum(size for name, size in home.files.walk("") if not name.rpartition("/")[2].startswith(TEMPORARY))

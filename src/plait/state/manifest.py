@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Set
@@ -27,11 +26,11 @@ from typing import Any
 import xxhash
 
 from plait.errors import CheckpointError, CorruptionError
-from plait.state.files import RESTORE, numbered, read_file, replace_file, unlink_older
-from plait.state.files import put_if_absent as put_if_absent
+from plait.state.files import RESTORE, Files, numbered
 from plait.state.segment import SegmentInfo
 
 FORMAT = 2
+LOG, RECEIPTS = "log", "receipts"
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class ResultFile:
     rows: int
     bytes: int
     checksum: str
+    whole: bool = False
+    """It stands for all files that earlier epochs have of the query."""
 
 
 @dataclass(frozen=True)
@@ -139,21 +140,19 @@ def _missing(epoch: int, found: int) -> CorruptionError:
 
 
 class ManifestLog:
-    """The manifests in one directory, and the sinks' receipts in `receipts` beside it."""
+    """The manifests in the folder `log` of a checkpoint, and the sinks' receipts in `receipts` beside it."""
 
-    def __init__(self, directory: str, sync: bool) -> None:
-        self.directory = directory
-        self.receipts = os.path.join(os.path.dirname(os.path.abspath(directory)), "receipts")
-        self.sync = sync
+    def __init__(self, files: Files) -> None:
+        self.files = files
         self._results: dict[int, tuple[str, ...]] = {}
 
     def append(self, manifest: Manifest) -> None:
         """Commit an epoch.  It must not be committed yet."""
-        path = self._path(manifest.epoch)
-        if not put_if_absent(path, manifest.encode(), self.sync):
+        name = manifest_name(manifest.epoch)
+        if not self.files.put_if_absent(name, manifest.encode()):
             raise CheckpointError(
                 "EPOCH_COMMITTED_ELSEWHERE",
-                f"epoch {manifest.epoch} already has its manifest {path}",
+                f"epoch {manifest.epoch} already has its manifest {self.files.where(name)}",
                 "another driver runs on this checkpoint: stop one of them, then restart the other",
             )
 
@@ -161,38 +160,40 @@ class ManifestLog:
         """Commit a snapshot that replaces the state after an epoch that is committed already."""
         assert manifest.snapshot is not None, "an amendment stands for itself"
         numbers = self._amendments().get(manifest.epoch, [0])
-        path = self._path(manifest.epoch, max(numbers) + 1)
-        if not put_if_absent(path, manifest.encode(), self.sync):
-            raise CheckpointError("EPOCH_COMMITTED_ELSEWHERE", f"{path} exists already", "stop the other process")
+        name = manifest_name(manifest.epoch, max(numbers) + 1)
+        if not self.files.put_if_absent(name, manifest.encode()):
+            where = self.files.where(name)
+            raise CheckpointError("EPOCH_COMMITTED_ELSEWHERE", f"{where} exists already", "stop the other process")
 
     def amendment(self, epoch: int) -> Manifest | None:
         """The newest amendment of an epoch."""
         number = max(self._amendments().get(epoch, [0]))
-        path = self._path(epoch, number)
-        return Manifest.decode(read_file(path) or b"", path) if number else None
+        name = manifest_name(epoch, number)
+        return Manifest.decode(self.files.read(name) or b"", self.files.where(name)) if number else None
 
     def _amendments(self) -> dict[int, list[int]]:
         """The numbers of amendments by epoch."""
         found: dict[int, list[int]] = {}
-        for name in os.listdir(self.directory) if os.path.isdir(self.directory) else ():
+        for name in self.files.names(LOG):
             if match := re.fullmatch(r"(\d{12})-(\d{6})\.json", name):
                 found.setdefault(int(match[1]), []).append(int(match[2]))
         return found
 
     def read(self, epoch: int) -> Manifest | None:
         """The manifest of an epoch, or None if it is not committed."""
-        path = self._path(epoch)
-        data = read_file(path)
+        name = manifest_name(epoch)
+        data = self.files.read(name)
         if data is None:
             return None
-        manifest = Manifest.decode(data, path)
+        manifest = Manifest.decode(data, self.files.where(name))
         if manifest.epoch != epoch:
-            raise CorruptionError("MANIFEST_CORRUPT", f"{path} holds epoch {manifest.epoch}", RESTORE)
+            where = self.files.where(name)
+            raise CorruptionError("MANIFEST_CORRUPT", f"{where} holds epoch {manifest.epoch}", RESTORE)
         return manifest
 
     def epochs(self) -> list[int]:
         """The committed epochs whose manifests are still there, ascending."""
-        return numbered(self.directory)
+        return numbered(self.files, LOG)
 
     def last(self) -> int | None:
         """The last committed epoch."""
@@ -201,8 +202,12 @@ class ManifestLog:
     def live(self) -> LiveState:
         """The state after the last committed epoch."""
         pending: list[Manifest] = []
+        amendments = self._amendments()
         for epoch in reversed(self.epochs()):
-            pending.append(self.amendment(epoch) or self._read_existing(epoch))
+            amended = self.amendment(epoch) if epoch in amendments else None
+            if amended is not None and pending and pending[-1].token < amended.token:
+                raise _overtaken(pending[-1], self.files.where(manifest_name(epoch, max(amendments[epoch]))))
+            pending.append(amended or self._read_existing(epoch))
             if pending[-1].snapshot is not None:
                 break
         # `after` refuses a gap, and a first manifest that is neither epoch 0 nor a snapshot.
@@ -219,14 +224,14 @@ class ManifestLog:
     def record_receipt(self, epoch: int, queries: Iterable[str]) -> None:
         """Note that the sinks of these queries have taken the epoch; those noted before stay noted."""
         known = self.receipt(epoch) | set(queries)
-        path = os.path.join(self.receipts, f"{epoch:012d}.json")
-        replace_file(path, seal("plait-receipt", {"epoch": epoch, "queries": sorted(known)}), self.sync)
+        self.files.replace(_receipt_name(epoch), seal("plait-receipt", {"epoch": epoch, "queries": sorted(known)}))
 
     def receipt(self, epoch: int) -> set[str]:
         """The queries whose sinks have taken the epoch."""
-        path = os.path.join(self.receipts, f"{epoch:012d}.json")
-        data = read_file(path)
-        return set() if data is None else set(unseal("plait-receipt", data, path, "RECEIPT_CORRUPT")["queries"])
+        name = _receipt_name(epoch)
+        if (data := self.files.read(name)) is None:
+            return set()
+        return set(unseal("plait-receipt", data, self.files.where(name), "RECEIPT_CORRUPT")["queries"])
 
     def prune(self, older_than: float, keep_results: Set[str]) -> int:
         """Delete manifests before the newest snapshot that name no result file to keep, with their receipts.
@@ -239,16 +244,17 @@ class ManifestLog:
         for epoch in epochs[: bisect_left(epochs, newest)]:
             if epoch not in self._results:
                 self._results[epoch] = tuple(file.path for file in self._read_existing(epoch).results)
-            if keep_results.isdisjoint(self._results[epoch]) and unlink_older(self._path(epoch), older_than):
+            name = manifest_name(epoch)
+            if keep_results.isdisjoint(self._results[epoch]) and self.files.delete_older(name, older_than):
                 deleted += 1
                 del self._results[epoch]
         for epoch, numbers in self._amendments().items():
             for number in numbers if epoch < newest else ():
-                deleted += unlink_older(self._path(epoch, number), older_than)
+                deleted += self.files.delete_older(manifest_name(epoch, number), older_than)
         left = set(self.epochs())
-        for epoch in numbered(self.receipts):
+        for epoch in numbered(self.files, RECEIPTS):
             if epoch < newest and epoch not in left:
-                deleted += unlink_older(os.path.join(self.receipts, f"{epoch:012d}.json"), older_than)
+                deleted += self.files.delete_older(_receipt_name(epoch), older_than)
         return deleted
 
     def _read_existing(self, epoch: int) -> Manifest:
@@ -257,9 +263,23 @@ class ManifestLog:
             raise _missing(epoch, epoch + 1)
         return manifest
 
-    def _path(self, epoch: int, amendment: int = 0) -> str:
-        suffix = f"-{amendment:06d}" if amendment else ""
-        return os.path.join(self.directory, f"{epoch:012d}{suffix}.json")
+
+def manifest_name(epoch: int, amendment: int = 0) -> str:
+    """Where a manifest lies in the checkpoint."""
+    suffix = f"-{amendment:06d}" if amendment else ""
+    return f"{LOG}/{epoch:012d}{suffix}.json"
+
+
+def _receipt_name(epoch: int) -> str:
+    return f"{RECEIPTS}/{epoch:012d}.json"
+
+
+def _overtaken(manifest: Manifest, amendment: str) -> CheckpointError:
+    return CheckpointError(
+        "COMPACTED_WHILE_RUNNING",
+        f"epoch {manifest.epoch} was committed while the state before it was being compacted into {amendment}",
+        "stop both, delete that file, and start the engine again: nothing is lost, the compaction is undone",
+    )
 
 
 def seal(kind: str, value: dict[str, Any]) -> bytes:

@@ -2,7 +2,9 @@
 
 Contract.  `open_segment` returns exactly the rows that were written, or raises.  The bytes that a segment's checksum
 covers are read whole the first time a host sees them (with `verified_dir`), else once per process; a deep segment's
-blocks carry checksums of their own, which are compared at every read.
+blocks carry checksums of their own, which are compared at every read.  A segment that rests elsewhere is read from this
+host's cache (`state/home.py`), all its blocks are compared when it comes, and a copy that is not what was committed is
+fetched once more before anything is raised.
 
 Cost.  Opening what was opened before: one `stat`.  Rows are read from disk as they are touched.  A process keeps the
 last 4096 segments mapped; those deleted meanwhile are let go from time to time, so that their disk space is.
@@ -23,6 +25,7 @@ from plait.errors import CorruptionError, StorageError
 from plait.query.plan import HASH
 from plait.state.deep import DeepSegment
 from plait.state.files import RESTORE
+from plait.state.home import SegmentHome, wiped
 from plait.state.mapped import announce, map_file
 from plait.state.run import MemoryRun, ends_of
 from plait.state.segment import SegmentInfo
@@ -31,14 +34,35 @@ Segment = MemoryRun | DeepSegment
 
 CACHED = 4096
 _SWEEP = 256
+_ATTEMPTS = 10
 _Identity = tuple[int, int, int]
 _open: OrderedDict[tuple[str, str], tuple[_Identity, str, Segment]] = OrderedDict()
 _opened = 0
 _lock = threading.Lock()
 
 
-def open_segment(state_dir: str, info: SegmentInfo, verified_dir: str | None = None) -> Segment:
+def open_segment(home: SegmentHome, info: SegmentInfo, verified_dir: str | None = None) -> Segment:
     """Map a segment into memory; its bytes are checked once per process, or per host where `verified_dir` is given."""
+    if home.remote is None:
+        return _open_here(home.directory, info, verified_dir)
+    spoilt: CorruptionError | None = None
+    for _ in range(_ATTEMPTS):
+        if home.fetch(info):
+            _let_go()
+        try:
+            return _open_here(home.directory, info, verified_dir, copied=True)
+        except CorruptionError as error:
+            if error.code == "SEGMENT_MISSING":
+                continue
+            home.drop(info.path)
+            if spoilt is not None:
+                message = f"segment {home.remote.where(info.path)} is damaged: {error.cause}"
+                raise CorruptionError(error.code, message, RESTORE) from error
+            spoilt = error
+    raise wiped(os.path.join(home.directory, info.path))
+
+
+def _open_here(state_dir: str, info: SegmentInfo, verified_dir: str | None, copied: bool = False) -> Segment:
     full = os.path.join(state_dir, info.path)
     identity = _identity(full, info)
     key = (state_dir, info.path)
@@ -47,7 +71,7 @@ def open_segment(state_dir: str, info: SegmentInfo, verified_dir: str | None = N
         if cached is not None and cached[0] == identity and cached[1] == info.checksum:
             _open.move_to_end(key)
             return cached[2].trimmed(info.first)
-    segment = _map(full, info, identity, verified_dir)
+    segment = _map(full, info, identity, verified_dir, copied)
     with _lock:
         _keep(key, identity, info.checksum, segment)
         sweep = _opened % _SWEEP == 0
@@ -61,7 +85,7 @@ def _identity(full: str, info: SegmentInfo) -> _Identity:
     try:
         found = os.stat(full)
     except (FileNotFoundError, NotADirectoryError):
-        raise CorruptionError("SEGMENT_MISSING", f"segment {full} of epoch {info.epoch} is gone", RESTORE) from None
+        raise _missing(full, info) from None
     except OSError as error:
         raise _unreadable(full, error) from error
     if found.st_size != info.bytes:
@@ -71,9 +95,11 @@ def _identity(full: str, info: SegmentInfo) -> _Identity:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _map(full: str, info: SegmentInfo, identity: _Identity, verified_dir: str | None) -> Segment:
+def _map(full: str, info: SegmentInfo, identity: _Identity, verified_dir: str | None, copied: bool) -> Segment:
     try:
         content = map_file(full, random=info.deep)
+    except FileNotFoundError:
+        raise _missing(full, info) from None
     except OSError as error:
         raise _unreadable(full, error) from error
     mark = f"{info.checksum} {' '.join(map(str, identity))}"
@@ -82,16 +108,22 @@ def _map(full: str, info: SegmentInfo, identity: _Identity, verified_dir: str | 
         announce(content, np.array([info.meta]), np.array([content.size]))
         if content.size != info.bytes or xxhash.xxh3_128_hexdigest(content.slice(info.meta)) != info.checksum:
             raise CorruptionError("SEGMENT_CORRUPT", f"the bytes of segment {full} are not those committed", RESTORE)
+        if copied and info.deep:
+            DeepSegment.of(full, content).check()
         if marker is not None:
             _write_marker(marker, mark)
     if info.deep:
-        return DeepSegment.of(full, content)
+        return DeepSegment.of(full, content, copied)
     table = pa.ipc.open_file(content).read_all()
     hashes = table.column(HASH)
     # Columns beyond 2 GB of text do not fit one batch; then, and only then, this copies.
     array = hashes.chunk(0) if hashes.num_chunks == 1 else hashes.combine_chunks()
     values = array.to_numpy()
     return MemoryRun(values, table.drop_columns([HASH]), ends=ends_of(values))
+
+
+def _missing(full: str, info: SegmentInfo) -> CorruptionError:
+    return CorruptionError("SEGMENT_MISSING", f"segment {full} of epoch {info.epoch} is gone", RESTORE)
 
 
 def _unreadable(full: str, error: OSError) -> StorageError:
@@ -110,8 +142,18 @@ def _keep(key: tuple[str, str], identity: _Identity, checksum: str, segment: Seg
     while len(_open) > CACHED:
         _open.popitem(last=False)
     if _opened % _SWEEP == 0:
-        for gone in [k for k in _open if not os.path.exists(os.path.join(*k))]:
-            del _open[gone]
+        _drop_gone()
+
+
+def _let_go() -> None:
+    """What is not in the cache any more is not kept mapped either: its disk space would not be free."""
+    with _lock:
+        _drop_gone()
+
+
+def _drop_gone() -> None:
+    for gone in [k for k in _open if not os.path.exists(os.path.join(*k))]:
+        del _open[gone]
 
 
 def _read_marker(path: str) -> str | None:

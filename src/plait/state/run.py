@@ -36,6 +36,13 @@ class Meter:
     """Compressed bytes of the blocks read."""
     segments_skipped: int = 0
     """Segments that a probe did not look into, because their event times are outside its window."""
+    cache_hits: int = 0
+    """Segments of a remote state that were on this host."""
+    cache_misses: int = 0
+    cache_bytes: int = 0
+    """Downloaded."""
+    cache_evicted: int = 0
+    """Segments that had to make room."""
 
     def since(self, before: Meter) -> dict[str, int]:
         """What was counted after `before` was copied."""

@@ -33,6 +33,7 @@ from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.plan import ARRIVED, HASH, Store
 from plait.state.files import make_directory, storage_error, sync_directory
+from plait.state.home import SegmentHome
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +160,12 @@ def new_path(store: Store, kind: str) -> str:
 
 
 @contextmanager
-def writing(state_dir: str, path: str, sync: bool) -> Iterator[Tee]:
+def writing(home: SegmentHome, path: str, sync: bool) -> Iterator[Tee]:
     """A new file that exists, durably if asked, when the block ends well, and not at all when it does not."""
-    full = os.path.join(state_dir, path)
+    full = os.path.join(home.directory, path)
+    if cached := home.remote is not None:
+        home.prepare()
+        sync = False
     try:
         make_directory(os.path.dirname(full), sync)
         try:
@@ -173,18 +177,23 @@ def writing(state_dir: str, path: str, sync: bool) -> Iterator[Tee]:
             if sync:
                 # The store's own directory may be new as well, made by a task that did not live to sync it.
                 sync_directory(os.path.dirname(full))
-                sync_directory(state_dir)
+                sync_directory(home.directory)
+            home.publish(path)
         except BaseException:
             # The error that led here is the one to report; garbage collection finds the rest.
             with contextlib.suppress(OSError):
                 os.unlink(full)
             raise
     except OSError as error:
-        raise storage_error("STATE", full, error) from error
+        if not cached:
+            raise storage_error("STATE", full, error) from error
+        # What is cached can be had again: the next attempt finds room.
+        home.shrink(limit=0)
+        raise storage_error("CACHE", full, error) from error
 
 
 def write_segment(
-    state_dir: str,
+    home: SegmentHome,
     store: Store,
     table: pa.Table,
     hashes: U64,
@@ -203,7 +212,7 @@ def write_segment(
     # Plain fields: segments of one store must agree in schema, whatever their rows came from.
     schema = pa.schema([pa.field(n, c.type) for n, c in zip([HASH, *table.column_names], columns, strict=True)])
     path = new_path(store, "arrow")
-    with writing(state_dir, path, sync) as tee, pa.ipc.new_file(pa.PythonFile(tee, mode="w"), schema) as writer:
+    with writing(home, path, sync) as tee, pa.ipc.new_file(pa.PythonFile(tee, mode="w"), schema) as writer:
         writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     summary = Summary(store)
     summary.add(hashes, table)

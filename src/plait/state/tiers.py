@@ -37,6 +37,7 @@ from plait.kernels.runs import group_starts, merge_order
 from plait.query.plan import ARRIVED, Store
 from plait.state.columns import take_table
 from plait.state.deep import writing_deep
+from plait.state.home import SegmentHome
 from plait.state.reader import open_segment
 from plait.state.run import Run
 from plait.state.segment import SegmentInfo, microseconds, write_segment
@@ -199,7 +200,7 @@ class _Source:
 
 
 def merge_some(
-    state_dir: str,
+    home: SegmentHome,
     store: Store,
     merge: Merge,
     *,
@@ -221,10 +222,10 @@ def merge_some(
         if expired(info, store, watermark_ms, now_us):
             done.removed.append(info.path)
         else:
-            run = open_segment(state_dir, info, verified_dir)
+            run = open_segment(home, info, verified_dir)
             sources.append(_Source(info, run, info.first, info.first + info.rows))
     parts = _parts(_by_run(sources), lambda table: live_rows(table, store, watermark_ms, now_us), part_bytes, more)
-    while (segment := _write(state_dir, store, merge, parts, epoch, sync)) is not None:
+    while (segment := _write(home, store, merge, parts, epoch, sync)) is not None:
         done.added.append(segment)
         done.written += segment.bytes
     for source in sources:
@@ -324,7 +325,7 @@ def _merged(
 
 
 def _write(
-    state_dir: str, store: Store, merge: Merge, parts: Iterator[_Part], epoch: int, sync: bool
+    home: SegmentHome, store: Store, merge: Merge, parts: Iterator[_Part], epoch: int, sync: bool
 ) -> SegmentInfo | None:
     """One segment of the result, of as many parts as it takes; None if there are none left."""
     part = next(parts, None)
@@ -333,7 +334,7 @@ def _write(
     hashes, table, whole = part
     if merge.deep:
         width = 8 + table.nbytes / len(hashes)
-        with writing_deep(state_dir, store, table.schema, width, sync) as out:
+        with writing_deep(home, store, table.schema, width, sync) as out:
             out.write(hashes, table)
             while (not whole or out.bytes < SEGMENT_BYTES) and (part := next(parts, None)) is not None:
                 hashes, table, whole = part
@@ -347,4 +348,4 @@ def _write(
         size += hashes.nbytes + table.nbytes
     hashes = np.concatenate([part[0] for part in taken])
     table = pa.concat_tables([part[1] for part in taken], promote_options="permissive")
-    return write_segment(state_dir, store, table, hashes, epoch=epoch, tier=merge.tier, sync=sync, run=merge.into)
+    return write_segment(home, store, table, hashes, epoch=epoch, tier=merge.tier, sync=sync, run=merge.into)
