@@ -11,16 +11,20 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from plait.errors import ConfigError
 from plait.serve.bench import state_cgroup, state_report
 from plait.serve.bench.state import settle
+from plait.serve.bench.state_backends import NUMBERS, as_numbers, graph
 from plait.serve.bench.state_cgroup import CgroupV1, CgroupV2, Look, Watched, new_group, run_limited
 from plait.serve.bench.state_data import SHARES, SOAK, Feed
+from plait.serve.bench.state_limits import goals
 from plait.serve.bench.state_soak import check, measures
 from plait.serve.bench.state_trial import Trial, told
+from plait.serve.bench.state_ways import RocksRun, keys_of
 from plait.serve.bench.wishes import Wishes
 
 HOLD = "import sys, time; held = bytearray(int(sys.argv[1]) << 20); print(len(held), flush=True); time.sleep(1)"
@@ -92,6 +96,25 @@ def test_a_tree_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     ended = run_limited([sys.executable, "-c", "import time; time.sleep(60)"], None, tmp_path / "log", patience=0.3)
     assert ended.late
     assert ended.seconds < 10
+
+
+def test_patience_counts_from_the_file_that_says_it_has_begun(tmp_path: Path) -> None:
+    starting = f"import time, pathlib; time.sleep(0.7); pathlib.Path({str(tmp_path / 'begun')!r}).touch(); "
+    begins = tmp_path / "begun"
+    soon = run_limited([sys.executable, "-c", starting], None, tmp_path / "log", patience=0.4, begins=begins)
+    assert (soon.code, soon.late) == (0, False)
+    begins.unlink()
+    slow = [sys.executable, "-c", starting + "time.sleep(60)"]
+    ended = run_limited(slow, None, tmp_path / "log", patience=0.4, begins=begins)
+    assert ended.late
+    assert 0.6 < ended.begun < ended.seconds - 0.3
+
+
+def test_what_goes_to_the_disk_is_counted(tmp_path: Path) -> None:
+    write = f"import os, time; f = open({str(tmp_path / 'file')!r}, 'wb'); f.write(bytes(4 << 20)); f.flush(); "
+    ended = run_limited([sys.executable, "-c", write + "time.sleep(0.6)"], None, tmp_path / "log")
+    if ended.enforced != "watched" and os.access("/proc/self/io", os.R_OK):
+        assert ended.written_bytes >= 4 << 20
 
 
 def test_the_files_of_both_versions_are_read(tmp_path: Path) -> None:
@@ -200,18 +223,21 @@ def document(tmp_path: Path) -> dict[str, Any]:
     feed = fed(tmp_path / "feed", rows=400, epochs=8)
     epochs = as_read(feed)
     runs = [
-        {"memory": memory, **ran(who, outcome, epochs if outcome == "finished" else epochs[:2])}
-        for memory in (1 << 20, 8 << 20)
-        for who, outcome in (("plait", "finished"), ("plait-memory", "killed"), ("spark-rocksdb", "failed"))
+        {"memory": memory, "ratio": (8 << 20) / memory, **ran(who, how, epochs if how == "finished" else epochs[:2])}
+        for memory, spark in ((8 << 20, "stopped"), (2 << 20, "failed"))
+        for who, how in (("plait", "finished"), ("plait-memory", "killed"), ("spark-rocksdb", spark))
     ]
     limits = {
         "part": "limits",
         "title": "Limited memory",
         "expected": feed.expected[-1],
         "state_bytes": 8 << 20,
-        "ample": ran("plait", "finished", epochs),
-        "bases": {"plait": 1 << 30},
+        "ample_seconds": 1.0,
+        "ample": [ran("plait", "finished", epochs)],
+        "bases": {"plait": 1 << 30, "plait-memory": 1 << 30, "spark-rocksdb": 5 << 28},
+        "patience": 4.0,
         "runs": runs,
+        "met": goals(runs, 1.0),
         "equal": True,
     }
     soak = {
@@ -236,27 +262,47 @@ def document(tmp_path: Path) -> dict[str, Any]:
         "title": "Sweep",
         "expected": feed.expected[-1],
         "limit": 1 << 30,
+        "base": 1 << 29,
         "state_bytes": 8 << 20,
+        "usual": {"fan_in": 4, "compress_above": None},
         "lines": {"fan_in": swept},
-        "missing": ["memory_limit"],
+        "equal": True,
+    }
+    ways = [
+        {"ratio": ratio, "backend": backend, **ran("plait", outcome, epochs)}
+        for ratio, outcome in ((None, "finished"), (0.25, "killed"))
+        for backend in ("runs", "memory", "rocksdb")
+    ]
+    backends = {
+        "part": "backends",
+        "title": "Backends",
+        "base": 1 << 29,
+        "state_bytes": 8 << 20,
+        "patience": 6.0,
+        "runs": ways,
         "equal": True,
     }
     machine = dict.fromkeys(("cores", "system", "python", "when"), "?") | {"memory_bytes": 1 << 34, "versions": {}}
     setup = {"sf": 1.0, "epochs": 8, "memory": "512m", "settings": {}}
-    return {"benchmark": "state", "machine": machine, "setup": setup, "parts": [limits, soak, sweep]}
+    return {"benchmark": "state", "machine": machine, "setup": setup, "parts": [limits, soak, sweep, backends]}
 
 
 def test_the_report_tells_who_died_and_how_far_they_came(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     text = state_report.write(document(tmp_path), out)
-    assert "| 1 MiB | 8.0 | Plait, state in memory | 1,024 MiB | **killed** | 2 |" in text
+    assert "| 2 MiB | 4.0 | Plait, state in memory | 1,024 MiB | **killed** | 2 |" in text
+    assert "| Spark joins, RocksDB | 1,024 MiB | **stopped** | 2 | 4.0 | > 1.0 |" in text
+    assert "but Spark joins, RocksDB gets its own, 1,280 MiB, which is more generous" in text
     assert "Plait finishes under 2 of 2 limits" in text
     assert "Plait, state in memory finishes under 0 of 2 limits." in text
-    assert "Spark joins, RocksDB under 1 MiB was failed: `exit code 1: no room`" in text
+    assert "Spark joins, RocksDB failed under 2 MiB: `exit code 1: no room`" in text
+    assert "twice its time with ample memory (1.0 s): **no**." in text
+    assert "State in memory dies there: yes." in text
+    assert "| 0.25 | 1,024 MiB | **killed** at 4.0 s, 8 of 8 epochs; 0 MiB, 0 MiB |" in text
     assert "**(not met)**" in text
     assert "| amplification at the end | write 2.00, read 3.00, space 1.10 |" in text
-    assert "`memory_limit` is no setting of this version: not swept." in text
+    assert "the rest is `fan_in` 4, `compress_above` auto." in text
     assert "| epochs whose rows were compared | 8: all right |" in text
     assert sorted(f.name for f in out.iterdir()) == ["state.json", "state.md", "state.png"]
 
@@ -264,3 +310,27 @@ def test_the_report_tells_who_died_and_how_far_they_came(tmp_path: Path) -> None
 def test_every_stream_has_a_share_of_the_rows() -> None:
     assert set(SHARES) == set(SOAK.tables)
     assert sum(SHARES.values()) == pytest.approx(1.0)
+
+
+def test_the_wide_query_has_numbers_only() -> None:
+    rows = pa.table({"key": pa.array([1, None]), "money": pa.array([1.25, None]).cast(pa.decimal128(7, 2))})
+    assert as_numbers(rows).to_pydict() == {"key": [1, None], "money": [125, -1]}
+    assert [len(columns) for columns in NUMBERS.columns.values()] == [20, 10, 24, 27]
+    assert len(graph().outputs) == 81
+
+
+@pytest.mark.parametrize("keep", [0.0, 40.0, float("inf")])
+def test_rows_in_rocksdb_are_the_same_whether_kept_or_fetched_again(keep: float) -> None:
+    class Fake(dict[bytes, bytes]):
+        def get(self, keys: list[bytes]) -> list[bytes | None]:  # type: ignore[override]
+            return [super(Fake, self).get(key) for key in keys]
+
+    hashes = np.array([3, 7, 9], np.uint64)
+    rows = {3: [(1, 10)], 7: [(2, 20), (3, 30)], 9: [(4, 40)]}
+    stored = Fake(zip(keys_of(hashes), (np.array(r, np.int64).tobytes() for r in rows.values()), strict=True))
+    run = RocksRun(stored, ["a", "b"], keep)
+    at, low, high, _, _ = run.find(np.array([2, 7, 7, 9], np.uint64))
+    assert (at.tolist(), (high - low).tolist()) == ([1, 2, 3], [2, 2, 1])
+    wanted = np.concatenate([np.arange(a, b) for a, b in zip(low, high, strict=True)])
+    found = [column.to_pylist() for column in run.take(["b", "a"], wanted)]
+    assert found == [[20, 30, 20, 30, 40], [2, 3, 2, 3, 4]]

@@ -28,6 +28,8 @@ MOUNT = Path("/sys/fs/cgroup")
 LOOK_EVERY_SECONDS = 0.2
 AFTER_A_KILL_SECONDS = 20.0
 """What is left of a tree after the kernel killed a part of it gets this long to notice."""
+STARTING_SECONDS = 180.0
+"""More than the start of Java and a warm-up take on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,10 @@ class Look:
 
 @dataclass(slots=True)
 class Ended:
-    """How a tree ended.  `peak_bytes` includes the page cache, `peak_held` is sampled and does not."""
+    """How a tree ended.  `peak_bytes` includes the page cache, `peak_held` is sampled and does not.
+
+    `begun` is when its patience began to count; `read_bytes` and `written_bytes` went from and to block devices.
+    """
 
     code: int
     seconds: float
@@ -52,6 +57,9 @@ class Ended:
     oom_kills: int
     reclaims: int
     late: bool
+    begun: float = 0.0
+    read_bytes: int = 0
+    written_bytes: int = 0
     looks: list[Look] = field(default_factory=list)
 
     @property
@@ -216,6 +224,24 @@ class Watched:
         pass
 
 
+class Traffic:
+    """Bytes that processes have read from and written to block devices; one that has ended counts as last seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    def look(self, pids: Sequence[int]) -> None:
+        """At these, now."""
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                counts = _keyed(Path(f"/proc/{pid}/io"))
+                self._seen[pid] = counts.get("read_bytes:", 0), counts.get("write_bytes:", 0)
+
+    def total(self) -> tuple[int, int]:
+        """Read and written, by all there ever were."""
+        return sum(read for read, _ in self._seen.values()), sum(written for _, written in self._seen.values())
+
+
 def new_group(limit: int | None, tmpfs: Path | None = None) -> Group:
     """The best there is on this machine."""
     for make in (CgroupV1, CgroupV2):
@@ -234,17 +260,21 @@ def run_limited(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     patience: float | None = None,
+    begins: Path | None = None,
     tmpfs: Path | None = None,
     beside: Callable[[], None] = lambda: None,
 ) -> Ended:
     """Run `command` to its end under `limit` bytes; `beside` is called several times a second meanwhile.
 
-    After `patience` seconds it is ended as late.  Nothing of the tree is alive afterwards.
+    After `patience` seconds it is ended as late; they count from when the file `begins` is there, if one is named.
+    Nothing of the tree is alive afterwards.
     """
     group = new_group(limit, tmpfs)
     began = time.monotonic()
     looks: list[Look] = []
+    traffic = Traffic()
     late, killed_at, kills = False, None, 0
+    begun = 0.0 if begins is None else None
     try:
         with log.open("wb") as said:
             process = subprocess.Popen(
@@ -254,9 +284,11 @@ def run_limited(
                 while not _ended(process):
                     now = time.monotonic() - began
                     looks.append(Look(round(now, 2), *group.look(process.pid)))
+                    traffic.look(group.members())
                     kills = group.kills()
                     killed_at = now if kills and killed_at is None else killed_at
-                    late = patience is not None and now > patience
+                    begun = now if begun is None and begins is not None and begins.exists() else begun
+                    late = patience is not None and now - (STARTING_SECONDS if begun is None else begun) > patience
                     if late or (killed_at is not None and now > killed_at + AFTER_A_KILL_SECONDS):
                         break
                     beside()
@@ -264,6 +296,7 @@ def run_limited(
             finally:
                 _kill(process.pid, group.members())
                 process.wait()
+        read, written = traffic.total()
         return Ended(
             code=process.returncode,
             seconds=time.monotonic() - began,
@@ -274,6 +307,9 @@ def run_limited(
             oom_kills=kills,
             reclaims=group.reclaims(),
             late=late,
+            begun=begun or 0.0,
+            read_bytes=read,
+            written_bytes=written,
             looks=looks,
         )
     finally:

@@ -17,6 +17,12 @@ NAMES = {
     "spark": "Spark joins, in memory",
 }
 COLOURS = {"plait": "#0b6e4f", "plait-memory": "#3b6ea5", "spark-rocksdb": "#b5541c", "spark": "#e07a1f"}
+BACKENDS = {
+    "runs": ("Plait's runs", COLOURS["plait"]),
+    "memory": ("in memory", COLOURS["plait-memory"]),
+    "rocksdb": ("RocksDB", COLOURS["spark-rocksdb"]),
+}
+KINDS = {"write": "#b5541c", "read": "#3b6ea5", "space": "#0b6e4f"}
 GREY = "#999999"
 WIDTH = 16.2
 
@@ -45,9 +51,9 @@ def plot(document: Mapping[str, Any], file: Path) -> None:
 
 def _panels(part: Mapping[str, Any]) -> int:
     if part["part"] == "limits":
-        return len({run["memory"] for run in part["runs"]}) + 1
+        return len({run["memory"] for run in part["runs"]}) + 2
     if part["part"] == "backends":
-        return 1
+        return 2
     return 4 if part["part"] == "soak" else max(len(part["lines"]), 1)
 
 
@@ -61,45 +67,65 @@ def _across(panels: int) -> int:
 
 
 def _limits(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) -> None:
-    memories = sorted({run["memory"] for run in part["runs"]})
-    unit, name = (10**6, "million rows out so far") if part["expected"] >= 10**6 else (1, "rows out so far")
+    memories = sorted({run["memory"] for run in part["runs"]}, reverse=True)
     for axes, memory in zip(grid, memories, strict=False):
-        longest = 0.0
-        for run in (r for r in part["runs"] if r["memory"] == memory):
-            at, counts = output_over_time(run)
-            rows = [count / unit for count in counts]
-            longest = max(longest, at[-1])
-            axes.plot(at, rows, color=COLOURS[run["who"]], label=NAMES[run["who"]])
-            if run["outcome"] != "finished":
-                axes.plot(at[-1:], rows[-1:], "X", color=COLOURS[run["who"]], markersize=10)
-                axes.annotate(f" {run['outcome']}", (at[-1], rows[-1]), color=COLOURS[run["who"]], va="bottom")
-        axes.axhline(part["expected"] / unit, color=GREY, linestyle=":", linewidth=1)
-        axes.set_title(f"{memory / 2**20:,.0f} MiB for {part['state_bytes'] / 2**20:,.0f} MiB of state", fontsize=10)
-        axes.set_xlabel("seconds")
-        axes.set_ylabel(name)
-        axes.set_ylim(0, 1.12 * max(part["expected"], 1) / unit)
-        # Room for the word beside the last point.
-        axes.set_xlim(0, 1.25 * longest or 1)
-    grid[0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.93))
+        runs = [r for r in part["runs"] if r["memory"] == memory]
+        _outputs([(r, NAMES[r["who"]], COLOURS[r["who"]]) for r in runs], part["expected"], axes)
+        share = memory / part["state_bytes"]
+        axes.set_title(f"{_size(memory)} for {_size(part['state_bytes'])} of state ({share:.3g})", fontsize=10)
     _runtimes(part, grid[len(memories)])
+    tight = min((r for r in part["runs"] if r["who"] == "plait"), key=lambda r: r["memory"], default=None)
+    if tight is not None:
+        _factors(tight["epochs"], grid[len(memories) + 1])
+        grid[len(memories) + 1].set_title(f"Plait's amplification with {_size(tight['memory'])}", fontsize=10)
+
+
+def _outputs(runs: Sequence[tuple[Mapping[str, Any], str, str]], expected: int, axes: Axes) -> None:
+    """Results so far over time; a cross where a run ended too early."""
+    unit, name = (10**6, "million rows out so far") if expected >= 10**6 else (1, "rows out so far")
+    longest = 0.0
+    for run, label, colour in runs:
+        at, counts = output_over_time(run)
+        rows = [count / unit for count in counts]
+        if run["outcome"] == "stopped":
+            at, rows = [*at, run["seconds"]], [*rows, rows[-1]]
+        longest = max(longest, at[-1])
+        axes.plot(at, rows, color=colour, label=label)
+        if run["outcome"] != "finished":
+            axes.plot(at[-1:], rows[-1:], "X", color=colour, markersize=9)
+            how = f"{run['outcome']}, {len(run['epochs'])} epochs done"
+            side = "right" if at[-1] > 0.6 * longest else "left"
+            axes.annotate(
+                how, (at[-1], rows[-1]), (0, 7), textcoords="offset points", color=colour, ha=side, fontsize=8
+            )
+    axes.axhline(expected / unit, color=GREY, linestyle=":", linewidth=1)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel(name)
+    axes.set_ylim(0, 1.12 * max(expected, 1) / unit)
+    axes.set_xlim(0, 1.08 * longest or 1)
+    _legend_below(axes, [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")])
 
 
 def _runtimes(part: Mapping[str, Any], axes: Axes) -> None:
     for who in dict.fromkeys(run["who"] for run in part["runs"]):
         runs = sorted((r for r in part["runs"] if r["who"] == who), key=lambda r: r["memory"])
-        ended = [r for r in runs if r["outcome"] == "finished"]
-        axes.plot([r["memory"] / 2**20 for r in ended], [r["seconds"] for r in ended], "o-", color=COLOURS[who])
-        died = [r for r in runs if r["outcome"] != "finished"]
-        axes.plot([r["memory"] / 2**20 for r in died], [r["seconds"] for r in died], "X", color=COLOURS[who], ms=10)
-    axes.axhline(part["ample"]["seconds"], color=GREY, linestyle=":", linewidth=1, label="Plait, no limit")
+        colour = COLOURS[who]
+        for outcomes, mark in ((("finished",), "o-"), (("stopped",), "^:"), (("killed", "failed"), "X")):
+            points = [(r["memory"] / 2**20, r["seconds"]) for r in runs if r["outcome"] in outcomes]
+            if points:
+                axes.plot(*zip(*points, strict=True), mark, color=colour, ms=9 if mark == "X" else 6)
+    axes.axhline(part["ample_seconds"], color=GREY, linestyle=":", linewidth=1, label="Plait, no limit")
+    axes.axhline(2 * part["ample_seconds"], color=GREY, linewidth=1, label="twice that")
     axes.axvline(part["state_bytes"] / 2**20, color=GREY, linestyle="--", linewidth=1, label="size of the state")
     axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted({run["memory"] / 2**20 for run in part["runs"]}))
     axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.set_title("Seconds against memory (× died)", fontsize=10)
+    axes.set_title("Seconds against memory (× died, ▲ stopped)", fontsize=10)
     axes.set_xlabel("memory for the state, MiB")
     axes.set_ylabel("seconds")
-    axes.legend(fontsize=8)
+    _legend_below(axes, [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")])
 
 
 def output_over_time(run: Mapping[str, Any]) -> tuple[list[float], list[int]]:
@@ -147,7 +173,17 @@ def _epoch_seconds(part: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]],
 
 
 def _amplification(part: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], axes: Axes) -> None:
-    for kind, colour in (("write", "#b5541c"), ("read", "#3b6ea5"), ("space", "#0b6e4f")):
+    _factors(epochs, axes)
+    disk = [(d["epoch"], d["bytes"] / d["live"]) for d in part["disk"] if d["live"]]
+    if disk:
+        axes.plot(*zip(*disk, strict=True), ".:", color=GREY, label="checkpoint on disk / live state")
+    axes.set_title("Amplification", fontsize=10)
+    _legend_below(axes, axes.get_lines())
+
+
+def _factors(epochs: Sequence[Mapping[str, Any]], axes: Axes) -> None:
+    """Amplification of writing, reading and space, over the epochs."""
+    for kind, colour in KINDS.items():
         points = [
             (e["epoch"], e["state"]["amplification"][kind])
             for e in epochs
@@ -155,12 +191,8 @@ def _amplification(part: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]],
         ]
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, label=kind)
-    disk = [(d["epoch"], d["bytes"] / d["live"]) for d in part["disk"] if d["live"]]
-    if disk:
-        axes.plot(*zip(*disk, strict=True), ".:", color=GREY, label="checkpoint on disk / live state")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("epoch")
-    axes.set_title("Amplification", fontsize=10)
     _legend_below(axes, axes.get_lines())
 
 
@@ -194,17 +226,16 @@ def _steps(epochs: Sequence[Mapping[str, Any]], axes: Axes) -> None:
 
 
 def _sweep(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) -> None:
-    for axes, (name, runs) in zip(grid, part["lines"].items(), strict=False):
+    highest = max(run["seconds"] for runs in part["lines"].values() for run in runs)
+    for axes, (name, runs) in zip(grid, part["lines"].items(), strict=True):
         names = [str(run["value"]) for run in runs]
-        colours = [COLOURS["plait"] if run["outcome"] == "finished" else COLOURS["spark-rocksdb"] for run in runs]
+        colours = [COLOURS["plait"] if run["outcome"] == "finished" else GREY for run in runs]
         bars = axes.bar(names, [run["seconds"] for run in runs], color=colours)
         labels = [f"{r['seconds']:.1f}" if r["outcome"] == "finished" else r["outcome"] for r in runs]
         axes.bar_label(bars, labels=labels, fontsize=8)
-        axes.set_title(f"{name}, under {part['limit'] / 2**20:,.0f} MiB in all", fontsize=10)
+        axes.set_title(f"{name}, under {_size(part['limit'])} in all", fontsize=10)
         axes.set_ylabel("seconds")
-        axes.margins(y=0.15)
-    if not part["lines"]:
-        grid[0].set_axis_off()
+        axes.set_ylim(0, 1.12 * highest)
 
 
 def _legend_below(axes: Axes, shown: Sequence[Any]) -> None:
@@ -215,25 +246,38 @@ def _legend_below(axes: Axes, shown: Sequence[Any]) -> None:
 
 
 def _backends(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) -> None:
-    axes = grid[0]
     ratios = list(dict.fromkeys(run["ratio"] for run in part["runs"]))
-    for number, backend in enumerate(dict.fromkeys(run["backend"] for run in part["runs"])):
-        runs = [run for run in part["runs"] if run["backend"] == backend]
-        done = [(ratios.index(run["ratio"]), run["seconds"]) for run in runs if run["outcome"] == "finished"]
-        # Side by side, not on top of each other.
-        dead = [ratios.index(run["ratio"]) + 0.08 * (number - 1) for run in runs if run["outcome"] != "finished"]
-        (line,) = (
-            axes.plot(*zip(*done, strict=True), marker="o", label=backend) if done else axes.plot([], label=backend)
-        )
-        axes.plot(dead, [0] * len(dead), "x", color=line.get_color(), markersize=12, clip_on=False)
+    axes = grid[0]
+    for number, (backend, (label, colour)) in enumerate(BACKENDS.items()):
+        runs = {run["ratio"]: run for run in part["runs"] if run["backend"] == backend}
+        at = [place + 0.27 * (number - 1) for place in range(len(ratios))]
+        bars = axes.bar(at, [runs[r]["seconds"] for r in ratios], 0.25, color=colour, label=label)
+        for bar, ratio in zip(bars, ratios, strict=True):
+            if runs[ratio]["outcome"] != "finished":
+                bar.set(facecolor="none", edgecolor=colour, hatch="//")
+        axes.bar_label(bars, labels=[_bar_text(runs[r]) for r in ratios], fontsize=8)
     axes.set_xticks(range(len(ratios)), ["ample" if r is None else f"{r:g}" for r in ratios])
-    axes.set_xlabel("memory for the state / state (× is killed)")
+    axes.set_xlabel("memory for the state / state (hatched: did not end)")
     axes.set_ylabel("seconds")
-    axes.set_ylim(bottom=0)
-    axes.legend()
+    axes.margins(y=0.12)
+    _legend_below(axes, axes.get_legend_handles_labels()[0])
+    axes.set_title("Seconds", fontsize=10)
+    tight = [run for run in part["runs"] if run["ratio"] == ratios[-1]]
+    expected = max(run["rows"] for run in part["runs"])
+    _outputs([(run, *BACKENDS[run["backend"]]) for run in tight], expected, grid[1])
+    share = "ample memory" if ratios[-1] is None else f"memory for {ratios[-1]:g} of the state"
+    grid[1].set_title(f"Output over time with {share}", fontsize=10)
+
+
+def _bar_text(run: Mapping[str, Any]) -> str:
+    return f"{run['seconds']:.0f}" if run["outcome"] == "finished" else str(run["outcome"])
 
 
 _BANDS = {"limits": _limits, "soak": _soak, "sweep": _sweep, "backends": _backends}
+
+
+def _size(n: float) -> str:
+    return f"{n / 2**20:,.0f} MiB"
 
 
 def _unit(largest: float) -> tuple[int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,36 +52,61 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 
 def _limits(part: Mapping[str, Any], setup: Mapping[str, Any]) -> list[str]:
-    bases = ", ".join(f"{NAMES[who]} {_mib(base)}" for who, base in part["bases"].items())
+    plait = part["bases"].get("plait", min(part["bases"].values()))
+    more = [f"{NAMES[who]} gets its own, {_mib(base)}" for who, base in part["bases"].items() if base > plait]
+    free = (f"{NAMES[r['who']]} {r['seconds']:.1f} s{_lean(r)}" for r in part["ample"] if r["outcome"] == "finished")
     lines = [
         f"TPC-DS scale factor {setup['sf']:g} in {setup['epochs']} epochs; {part['expected']:,} rows must come out "
-        f"(DuckDB).  With ample memory Plait takes {part['ample']['seconds']:.1f} s and ends with "
-        f"{_mib(part['state_bytes'])} of state.  A run's limit is its base and the memory for the state; the base is "
-        f"the least limit, in steps of 64 MiB, under which a run over the first epochs ends: {bases}.  Spark's RocksDB "
-        "is told to keep within half of the memory for the state.",
+        f"(DuckDB).  The state that Plait ends with is {_mib(part['state_bytes'])}.  With ample memory: "
+        f"{', '.join(free)}.",
         "",
-        "| memory for state | state / memory | contestant | limit | outcome | epochs | seconds | rows out | of all "
-        "| peak | without cache |",
-        "|---:|---:|---|---:|---|---:|---:|---:|---:|---:|---:|",
+        f"A limit is the base and the memory for the state.  The base, {_mib(plait)}, is what Plait's processes hold "
+        "apart from state, over all epochs, at most; it is the same for all"
+        + (f", but {', '.join(more)}, which is more generous" if more else "")
+        + f".  Spark has a heap of 1 GiB, and its RocksDB is told to keep within half of the memory for the state.  "
+        f"Who takes {part['patience']:g} times as long as Plait under the same limit is stopped.",
+        "",
+        "| memory for state | state / memory | contestant | limit | outcome | epochs | seconds | × Plait | results "
+        "| peak | without cache | read | written |",
+        "|---:|---:|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for run in part["runs"]:
         share = run["rows"] / part["expected"] if part["expected"] else 1.0
         told = (
             _mib(run["memory"]),
-            f"{part['state_bytes'] / run['memory']:.1f}",
+            f"{run['ratio']:.1f}",
             NAMES[run["who"]],
             _mib(run["limit"]),
             outcome(run, part["expected"]),
             f"{len(run['epochs'])}",
             f"{run['seconds']:.1f}",
-            f"{run['rows']:,}",
+            times_plait(run, part["runs"]),
             f"{100 * share:.1f} %",
             _mib(run["peak_bytes"]),
             _mib(run["peak_held"]),
+            _mib(run["read_bytes"]),
+            _mib(run["written_bytes"]),
         )
         lines.append(f"| {' | '.join(told)} |")
     lines += ["", *(f"- {sentence}" for sentence in verdicts(part))]
     return lines
+
+
+def _lean(run: Mapping[str, Any]) -> str:
+    return f" (`memory_limit` {run['config']['memory_limit']})" if "memory_limit" in run["config"] else ""
+
+
+def times_plait(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+    """Its seconds over Plait's under the same limit; nothing for who died.
+
+    >>> runs = [{"who": w, "memory": 1, "outcome": "finished", "seconds": s} for w, s in (("plait", 2), ("spark", 9))]
+    >>> [times_plait(run, runs) for run in runs], times_plait(runs[1] | {"outcome": "stopped"}, runs)
+    (['1.0', '4.5'], '> 4.5')
+    """
+    mine = [r for r in runs if r["who"] == "plait" and r["memory"] == run["memory"] and r["outcome"] == "finished"]
+    if not mine or run["outcome"] not in ("finished", "stopped"):
+        return ""
+    return f"{'> ' if run['outcome'] == 'stopped' else ''}{run['seconds'] / mine[0]['seconds']:.1f}"
 
 
 def outcome(run: Mapping[str, Any], expected: int | None) -> str:
@@ -96,7 +121,7 @@ def outcome(run: Mapping[str, Any], expected: int | None) -> str:
 
 
 def verdicts(part: Mapping[str, Any]) -> list[str]:
-    """One sentence for each contestant; and why a run failed that was not killed for its memory."""
+    """One sentence for each contestant, why a run failed that was not killed for its memory, and the goals."""
     said = []
     for who in dict.fromkeys(run["who"] for run in part["runs"]):
         runs = [run for run in part["runs"] if run["who"] == who]
@@ -104,16 +129,23 @@ def verdicts(part: Mapping[str, Any]) -> list[str]:
         sentence = f"{NAMES[who]} finishes under {len(ended)} of {len(runs)} limits"
         if ended:
             tight, wide = (f(ended, key=lambda run: run["memory"]) for f in (min, max))
-            sentence += (
-                f": {wide['seconds']:.1f} s with {_mib(wide['memory'])}, {tight['seconds']:.1f} s with "
-                f"{_mib(tight['memory'])} for {part['state_bytes'] / tight['memory']:.1f} times as much state"
-            )
+            sentence += f": {wide['seconds']:.1f} s with {_mib(wide['memory'])}"
+            if tight["memory"] < wide["memory"]:
+                sentence += f", {tight['seconds']:.1f} s with {_mib(tight['memory'])}"
+            sentence += f" for {tight['ratio']:.1f} times as much state"
         said.append(sentence + ".")
-        for run in runs:
-            if run["outcome"] in ("failed", "late"):
-                why = (run["failure"] or "").replace("\n", " ")
-                said.append(f"{NAMES[who]} under {_mib(run['memory'])} was {run['outcome']}: `{why[:300]}`")
-    return said
+        said += [
+            f"{NAMES[who]} failed under {_mib(run['memory'])}: `{(run['failure'] or '')[:300]}`".replace("\n", " ")
+            for run in runs
+            if run["outcome"] == "failed"
+        ]
+    goals = {
+        "quarter": "With a quarter of the state Plait takes at most twice its time with ample memory "
+        f"({part['ample_seconds']:.1f} s)",
+        "memory_dies": "State in memory dies there",
+        "spark": "Spark's joins take at least three times as long as Plait under every limit, or do not end",
+    }
+    return said + [f"{goals[goal]}: {'yes' if met else '**no**'}." for goal, met in part["met"].items()]
 
 
 def _soak(part: Mapping[str, Any], setup: Mapping[str, Any]) -> list[str]:
@@ -169,13 +201,15 @@ def _soak(part: Mapping[str, Any], setup: Mapping[str, Any]) -> list[str]:
 
 
 def _sweep(part: Mapping[str, Any], setup: Mapping[str, Any]) -> list[str]:
+    usual = ", ".join(f"`{name}` {'auto' if value is None else value}" for name, value in part["usual"].items())
     lines = [
-        f"Plait alone, TPC-DS scale factor {setup['sf']:g} in {setup['epochs']} epochs, {_mib(part['state_bytes'])} of "
-        f"state, {_mib(part['limit'])} for the process tree."
+        f"Plait alone, TPC-DS scale factor {setup['sf']:g}, {_mib(part['state_bytes'])} of state, "
+        f"{_mib(part['limit'])} for the process tree: the base, {_mib(part['base'])}, and a quarter of the state.  One "
+        f"thing changes at a time; the rest is {usual}.  State is what lies on disk at the end."
     ]
     for name, runs in part["lines"].items():
-        lines += ["", f"| `{name}` | outcome | seconds | peak | write / read / space amplification |"]
-        lines.append("|---:|---|---:|---:|---:|")
+        lines += ["", f"| `{name}` | outcome | seconds | state | write / read / space amplification | read | written |"]
+        lines.append("|---:|---|---:|---:|---:|---:|---:|")
         for run in runs:
             last = run["epochs"][-1] if run["epochs"] else {}
             factors = last.get("state", {}).get("amplification", {})
@@ -183,11 +217,12 @@ def _sweep(part: Mapping[str, Any], setup: Mapping[str, Any]) -> list[str]:
                 f"{run['value']}",
                 outcome(run, part["expected"]),
                 f"{run['seconds']:.1f}",
-                _mib(run["peak_bytes"]),
+                _mib(last.get("state_bytes", 0)),
                 " / ".join(f"{factors[kind]:.2f}" for kind in ("write", "read", "space") if kind in factors),
+                _mib(run["read_bytes"]),
+                _mib(run["written_bytes"]),
             )
             lines.append(f"| {' | '.join(told)} |")
-    lines += [f"\n`{name}` is no setting of this version: not swept." for name in part["missing"]]
     return lines
 
 
@@ -195,17 +230,27 @@ def _backends(part: Mapping[str, Any], setup: Mapping[str, Any]) -> list[str]:
     backends = list(dict.fromkeys(run["backend"] for run in part["runs"]))
     lines = [
         f"TPC-DS scale factor {setup['sf']:g} in {setup['epochs']} epochs, one process without Spark: the same "
-        "operator with its state in Plait's sorted runs on disk, in memory, and in RocksDB (rocksdict).  Seconds, or "
-        "how it ended; `memory` is the limit of the process beyond its base, as a share of the state, uncompressed.",
+        "operator with its state in Plait's sorted runs on disk, in memory, and in RocksDB (rocksdict).  The state "
+        f"weighs {_mib(part['state_bytes'])} in runs; the limit of a process is the base, {_mib(part['base'])}, and a "
+        "share of that.  Seconds, or how it ended; bytes read from and written to the disk.  Who takes "
+        f"{part['patience']:g} times as long as the runs is stopped.",
         "",
-        f"| memory | {' | '.join(backends)} |",
-        f"|---|{'---:|' * len(backends)}",
+        f"| memory / state | limit | {' | '.join(backends)} |",
+        f"|---|---:|{'---:|' * len(backends)}",
     ]
     for ratio in dict.fromkeys(run["ratio"] for run in part["runs"]):
-        found = {run["backend"]: run for run in part["runs"] if run["ratio"] == ratio}
-        cells = [f"{r['seconds']:.1f}" if r["outcome"] == "finished" else f"**{r['outcome']}**" for r in found.values()]
-        lines.append(f"| {'ample' if ratio is None else f'{ratio:g}'} | {' | '.join(cells)} |")
+        found = [run for run in part["runs"] if run["ratio"] == ratio]
+        limit = found[0]["limit"]
+        cells = [f"{_ended(run, setup)}; {_mib(run['read_bytes'])}, {_mib(run['written_bytes'])}" for run in found]
+        share, under = ("ample", "none") if ratio is None else (f"{ratio:g}", _mib(limit))
+        lines.append(f"| {share} | {under} | {' | '.join(cells)} |")
     return lines
+
+
+def _ended(run: Mapping[str, Any], setup: Mapping[str, Any]) -> str:
+    if run["outcome"] == "finished":
+        return f"{run['seconds']:.1f} s"
+    return f"**{run['outcome']}** at {run['seconds']:.1f} s, {len(run['epochs'])} of {setup['epochs']} epochs"
 
 
 _LINES = {"limits": _limits, "soak": _soak, "sweep": _sweep, "backends": _backends}

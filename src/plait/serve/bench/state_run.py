@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,13 +93,22 @@ def plait(job: StateJob) -> float:
                 _tell_plait(run, told)
 
     def _tell_plait(run: Run, told: Told) -> bool:
-        for report in run.recent_progress:
+        for report in ended(run.recent_progress):
             epoch = {key: report[key] for key in KEPT if key in report}
             at = report["timestamp"] - told.began
             told.tell(epoch | {"at": at, "rows_out": sum(report["rows_out"].values())})
         return job.total_rows is not None and told.rows_in >= job.total_rows
 
     return _measure(job, spark, once)
+
+
+def ended(reports: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """The reports of epochs that are over: the newest may be at its last step, and be told at the next look.
+
+    >>> list(ended([{"seconds": {"total": 1.0}}, {"seconds": {"join": 0.5}}]))
+    [{'seconds': {'total': 1.0}}]
+    """
+    return takewhile(lambda report: "total" in report["seconds"], reports)
 
 
 def spark_chain(job: StateJob) -> float:

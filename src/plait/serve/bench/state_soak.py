@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import tempfile
@@ -80,6 +81,8 @@ def soak(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
         watch = Watch(feed, console)
         found = trial(job, setup.limit, out / "scratch", beside=watch)
     console.print(f"  soak: {found.said()}", highlight=False, markup=False, soft_wrap=True)
+    # Hours of measuring: kept before anything is made of it.
+    (out / "soak.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in found.epochs))
     checked = check(found.epochs, feed)
     figures = measures(found.epochs)
     met = {

@@ -24,7 +24,7 @@ LOOKS_KEPT = 600
 
 @dataclass(slots=True)
 class Trial:
-    """`outcome` is finished, killed (above its limit), late, or failed; `epochs` are those that ended."""
+    """`outcome` is finished, killed (above its limit), stopped (too slow), or failed; `epochs` are those that ended."""
 
     who: str
     limit: int | None
@@ -40,6 +40,9 @@ class Trial:
     config: dict[str, Any] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
+    read_bytes: int = 0
+    written_bytes: int = 0
+    """From and to block devices, from the start of the process on."""
 
     @property
     def finished(self) -> bool:
@@ -55,7 +58,8 @@ class Trial:
         """In one line."""
         how = self.outcome if self.finished else f"{self.outcome.upper()} after {len(self.epochs)} epochs"
         peak = f"{self.peak_bytes >> 20:,} MiB ({self.peak_held >> 20:,} without page cache)"
-        return f"{how}, {self.seconds:.1f} s, {self.rows:,} rows, peak {peak}"
+        disk = f"disk {self.read_bytes >> 20:,} MiB read, {self.written_bytes >> 20:,} written"
+        return f"{how}, {self.seconds:.1f} s, {self.rows:,} rows, peak {peak}, {disk}"
 
 
 def trial(
@@ -66,7 +70,10 @@ def trial(
     patience: float | None = None,
     beside: Callable[[Path], None] = lambda work: None,
 ) -> Trial:
-    """Run it; its files are gone afterwards.  `beside` is called while it runs, with the job's folder."""
+    """Run it; its files are gone afterwards.  `beside` is called while it runs, with the job's folder.
+
+    `patience` is in seconds of the query, without the start of the session and the warm-up.
+    """
     scratch.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f"state-{job.who}-", dir=scratch))
     tmpfs = _in_memory() if job.who == "plait-memory" else None
@@ -98,14 +105,17 @@ def _run_in(
         env=env,
         cwd=work,
         patience=patience,
+        begins=work / "progress.jsonl",
         tmpfs=tmpfs,
         beside=lambda: beside(work),
     )
     epochs = told(work)
     written = work / "result.json"
     finished = ended.code == 0 and written.exists()
-    outcome = "finished" if finished else "killed" if ended.over_limit else "late" if ended.late else "failed"
+    outcome = "finished" if finished else "killed" if ended.over_limit else "stopped" if ended.late else "failed"
     seconds = json.loads(written.read_text())["seconds"] if finished else epochs[-1]["at"] if epochs else ended.seconds
+    if outcome == "stopped":
+        seconds = ended.seconds - ended.begun
     return Trial(
         who=job.who,
         limit=limit,
@@ -121,6 +131,8 @@ def _run_in(
         config=job.config,
         epochs=epochs,
         looks=ended.looks[:: max(len(ended.looks) // LOOKS_KEPT, 1)],
+        read_bytes=ended.read_bytes,
+        written_bytes=ended.written_bytes,
     )
 
 
