@@ -17,6 +17,7 @@ SURFACE = [
     "PlaitError",
     "QueryError",
     "QueryHandle",
+    "RecomputationWarning",
     "Run",
     "SourceError",
     "StorageError",

@@ -6,8 +6,10 @@ import glob
 import os
 import shutil
 import tempfile
+import warnings
 from collections import deque
 from functools import partial, reduce
+from itertools import count
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -17,19 +19,22 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from plait.catalog.registry import catalog_of, refuse_changes
 from plait.config import Config
-from plait.errors import PlaitError, QueryError, StreamError
-from plait.explain import explain
+from plait.errors import PlaitError, QueryError, RecomputationWarning, StreamError
+from plait.explain import explain, explain_stages
 from plait.query.graph import JoinGraph
 from plait.query.plan import Plan
 from plait.query.relation import Relation
+from plait.runtime.answers import Answer, LiveResults, Sources
+from plait.runtime.answers import output_mode as choose_mode
 from plait.runtime.bucketise import bucketised
 from plait.runtime.epoch import Driver, refuse_gap, run_epoch
 from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
-from plait.runtime.sinks import Keep, Sink, make_sink
+from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
 from plait.share.reoptimise import Planner
 from plait.share.retention import with_ttls
-from plait.sql.catalyst import read_graph, relation_of
+from plait.sql.catalyst import ReadQuery, read_query, relation_of, table_of
+from plait.sql.residual import Residual
 from plait.state.checkpoint import Checkpoint
 
 
@@ -51,7 +56,10 @@ class Engine:
         self.checkpoint = Checkpoint(checkpoint, self.config).open()
         self._frames: dict[str, DataFrame] = {}
         self._relations: dict[str, Relation] = {}
+        self._tables: set[str] = set()
         self._graphs: dict[str, JoinGraph] = {}
+        self._queries: dict[str, ReadQuery] = {}
+        self._answers: dict[str, Answer] = {}
         self._sinks: dict[str, Sink] = {}
         self._run: Run | None = None
         self._planner: Planner | None = None
@@ -75,31 +83,71 @@ class Engine:
         self._planner = None
         self._frames[name] = df
 
-    def query(self, name: str, sql: str) -> QueryHandle:
-        """Registers a query over the streams; it is read, checked and planned at once, and runs from `start` on."""
+    def table(self, name: str, df: DataFrame) -> None:
+        """Registers a batch DataFrame that queries may join with streams.
+
+        Its rows are read once, with the first epoch, and never again: what they are then they stay.
+        """
+        self._refuse_if_running("a table cannot be added")
+        if name in self._relations:
+            raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
+        if not hasattr(df, "_jdf") or df.isStreaming:
+            raise StreamError(
+                "NOT_A_TABLE", f"{name} is not a batch DataFrame", "read it with spark.read, or use engine.stream(…)"
+            )
+        self._relations[name] = table_of(name, df)
+        self._tables.add(name)
+        self._planner = None
+        self._frames[name] = df
+
+    def query(self, name: str, sql: str, output_mode: str | None = None) -> QueryHandle:
+        """Registers a query over the streams; it is read, checked and planned at once, and runs from `start` on.
+
+        `output_mode` says what sinks get, in Spark's words: rows as they are joined (`append`, of queries that only
+        join, filter and project), the whole answer after every epoch (`complete`, of all others), or the groups that
+        have changed (`update`, of aggregates).
+        """
         self._refuse_if_running("a query cannot be added")
-        if name in self._graphs:
+        if name in self._queries:
             raise QueryError("DUPLICATE_QUERY", f"a query called {name!r} is registered already", "use another name")
         if not (name.isascii() and name.isidentifier()):
             raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
         schemas = {stream: df.schema for stream, df in self._frames.items()}
-        graph = read_graph(self.spark, self._relations, schemas, sql)
-        with_ttls({**self._graphs, name: graph}, self._relations)
-        self._graphs[name] = graph
-        self._sinks[name] = Keep()
+        read = read_query(self.spark, self._relations, schemas, name, sql)
+        self._refuse_tables_only(name, read)
+        with_ttls({**self._graphs, **read.graphs}, self._relations)
+        mode = choose_mode(name, read.residual, output_mode)
+        self._queries[name] = read
+        self._graphs |= read.graphs
+        self._sinks |= {graph: Keep() for graph in read.graphs}
+        if read.residual is not None:
+            self._answers[name] = Answer(name, read.residual, mode, Keep())
+            _warn_of_recomputation(name, read.residual)
         self._planner = None
         return QueryHandle(self, name)
+
+    def sql(self, text: str, name: str | None = None, output_mode: str | None = None) -> QueryHandle:
+        """Registers a query like `query`, under a name of its own choosing unless one is given."""
+        taken = {n.lower() for n in self._queries}
+        free = (f"q{i}" for i in count(1))
+        return self.query(name or next(n for n in free if n not in taken), text, output_mode)
 
     @property
     def plan(self) -> Plan:
         """The plan for all registered queries together: the one in force while the engine runs."""
         return self._planned().plan
 
-    def explain(self, format: str = "text") -> str:
+    def explain(self, name: str | None = None, format: str = "text", stages: bool = False) -> str:
         """The join graphs, stores, probe orders and exchanges, as `text`, `json` or `dot`.
 
         Once the engine has run, the text also shows estimates against what was counted, and the orders' history.
+        With `stages`: how the plan of query `name` (of all, without one) was converted, and what is maintained.
         """
+        if name is not None and name not in self._queries:
+            known = ", ".join(self._queries) or "none registered yet"
+            raise QueryError("NO_QUERY", f"no query is called {name!r}", f"use one of: {known}")
+        if stages:
+            return "\n".join(explain_stages(n, self._queries[n]) for n in ([name] if name else self._queries))
         planner = self._planned()
         return explain(planner.plan, self._graphs, self._relations, format, planner.report())
 
@@ -123,6 +171,8 @@ class Engine:
         live = self.checkpoint.log.live()
         refuse_gap(self.checkpoint)
         rows = ResultRows(self.spark, plan, self.checkpoint)
+        inputs = sorted(plan.inputs, key=lambda i: i.relation)
+        tables = [bucketised(self._frames[i.relation], i) for i in inputs if i.relation in self._tables]
         driver = Driver(
             spark=self.spark,
             plan=plan,
@@ -135,14 +185,17 @@ class Engine:
             watermark_policy=self.spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min") or "min",
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             planner=planner,
+            sources=Sources(self._answers, LiveResults.read(self.checkpoint.log)),
+            tables=reduce(DataFrame.union, tables) if tables else None,
             progress=deque(maxlen=self.config.history),
         )
         # Spark's checkpoint knows sources by position: it must not depend on the order of registration.
-        inputs = sorted(plan.inputs, key=lambda i: i.relation)
-        buckets = reduce(DataFrame.union, [bucketised(self._frames[i.relation], i) for i in inputs])
+        streams = [bucketised(self._frames[i.relation], i) for i in inputs if i.relation not in self._tables]
+        buckets = reduce(DataFrame.union, streams)
+        spark_dir = self.checkpoint.spark_dir
         writer = (
             buckets.writeStream.queryName(f"plait-{self.checkpoint.id[:8]}-{self.checkpoint.token}")
-            .option("checkpointLocation", f"file://{os.path.abspath(self.checkpoint.spark_dir)}")
+            .option("checkpointLocation", f"file://{spark_dir}" if self.checkpoint.files.local else spark_dir)
             .foreachBatch(partial(_guarded, driver))
         )
         if available_now:
@@ -176,6 +229,11 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _refuse_tables_only(self, name: str, read: ReadQuery) -> None:
+        used = {alias.relation for graph in read.graphs.values() for alias in graph.aliases}
+        if used <= self._tables:
+            raise QueryError("NO_STREAM", f"query {name!r} reads tables only", "ask Spark: its answer never changes")
+
     def _check_catalog(self, plan: Plan) -> None:
         """Records what the checkpoint is made for on the first start; later, refuses what does not fit it."""
         now = catalog_of(plan, self._graphs, self._relations)
@@ -201,8 +259,14 @@ class QueryHandle:
 
     def sink(self, kind: str, **options: Any) -> QueryHandle:
         """Where the rows go: noop, console(rows=), memory, parquet(path=), foreach_batch(fn=)."""
-        self._engine._refuse_if_running("a sink cannot be changed")
-        self._engine._sinks[self.name] = make_sink(kind, self.name, self.results, options, self._engine.config.sync)
+        engine = self._engine
+        engine._refuse_if_running("a sink cannot be changed")
+        made = make_sink(kind, self.name, self.results, options, engine.config.sync)
+        if self.name in engine._answers:
+            refuse_appending(kind, self.name)
+            engine._answers[self.name].sink = made
+        else:
+            engine._sinks[self.name] = made
         return self
 
     def foreach_batch(self, fn: Any) -> QueryHandle:
@@ -210,8 +274,12 @@ class QueryHandle:
         return self.sink("foreach_batch", fn=fn)
 
     def results(self) -> DataFrame:
-        """All committed rows, exactly once."""
+        """All committed rows, exactly once; of a query that is more than a join, its answer so far."""
         engine = self._engine
+        if self.name in engine._answers:
+            refuse_gap(engine.checkpoint)
+            rows = ResultRows(engine.spark, engine.plan, engine.checkpoint)
+            return engine._answers[self.name].frame(rows, LiveResults.read(engine.checkpoint.log))
         sink = engine._sinks[self.name]
         rows = ResultRows(engine.spark, engine.plan, engine.checkpoint)
         if sink.keeps_rows:
@@ -288,6 +356,20 @@ def _guarded(driver: Driver, buckets: DataFrame, number: int) -> None:
     except Exception as error:
         driver.failure = translated(error)
         raise
+
+
+def _warn_of_recomputation(name: str, residual: Residual) -> None:
+    """Says once that answers take longer and longer, and why."""
+    kept = [source for source in residual.sources if source.maintained is None and source.graph is not None]
+    if not kept:
+        return
+    streams = "; ".join(", ".join(a.name for a in s.graph.aliases) for s in kept if s.graph is not None)
+    warnings.warn(
+        f"[RECOMPUTED] every answer of query {name!r} reads all rows of {streams} again, and they are kept for ever: "
+        f"{'; '.join(dict.fromkeys(residual.notes)) or 'nothing above them is an aggregate'}",
+        RecomputationWarning,
+        stacklevel=3,
+    )
 
 
 def _verified_dir(checkpoint: Checkpoint) -> str:

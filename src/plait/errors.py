@@ -35,7 +35,11 @@ class PlaitError(Exception):
 
 
 class QueryError(PlaitError):
-    """The SQL text, or what it asks for, cannot be run as a multi-way stream join."""
+    """The SQL text, or what it asks for, cannot be run on streams."""
+
+
+class RecomputationWarning(UserWarning):
+    """A query runs, but each of its answers costs as much as all rows that have ever been joined for it."""
 
 
 class StreamError(PlaitError):

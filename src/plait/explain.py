@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.errors import ConfigError
 from plait.query.graph import JoinGraph
 from plait.query.plan import Node, Plan, ProbeTree, Store
 from plait.query.relation import Relation
+
+if TYPE_CHECKING:
+    from plait.sql.catalyst import ReadQuery
 
 FORMATS = ("text", "json", "dot")
 
@@ -43,10 +46,12 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
         yield ""
         yield f"Query {name}"
         yield from _graph_text(graph)
-        yield "  probe orders"
         query = plan.query_by_name[name]
+        if len(query.orders) > 1:
+            yield "  probe orders"
         for alias, order in sorted(query.orders, key=lambda o: [a for a, _ in query.relations].index(o[0])):
-            yield f"    {alias} → {' → '.join(order)}"
+            if order:
+                yield f"    {alias} → {' → '.join(order)}"
     yield ""
     yield "Streams (lowest driver rank first)"
     for source in (plan.input_by_relation[name] for name in plan.ranks):
@@ -98,6 +103,32 @@ def _optimiser_text(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {switch['text']}"
 
 
+def explain_stages(name: str, query: ReadQuery) -> str:
+    """How the plan of a query was converted (TSC), and how its answer is kept up to date."""
+    lines = [f"Query {name}", "", "Plan before", *_indented(query.stages.before)]
+    lines += ["", "Plan after: trees of binary joins as multi-way joins", *_indented(query.stages.after)]
+    if query.stages.left_binary:
+        lines += ["", "Joins left binary", *(f"  {why}" for why in query.stages.left_binary)]
+    lines += ["", "Kept from epoch to epoch"]
+    if query.residual is None:
+        lines.append("  joined rows are the answer (append)")
+    for source in () if query.residual is None else query.residual.sources:
+        assert source.graph is not None
+        what = f"{source.name}: {' ⋈ '.join(a.name for a in source.graph.aliases)}"
+        if source.maintained is None:
+            lines.append(f"  {what}, its rows")
+        else:
+            lines.append(f"  {what}, as an aggregate that is maintained incrementally")
+    if query.residual is not None:
+        lines += ["", f"Recomputed for every answer ({' or '.join(query.residual.modes)})"]
+        lines += [f"  {note}" for note in dict.fromkeys(query.residual.notes)] or ["  only what is above"]
+    return "\n".join(lines) + "\n"
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line}" for line in text.splitlines()]
+
+
 def _many(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
@@ -129,7 +160,10 @@ def _store_text(plan: Plan, store: Store) -> str:
 def _tree_text(plan: Plan, tree: ProbeTree) -> Iterator[str]:
     edge = next(e for i in plan.inputs for e in i.edges if e.id == tree.edge)
     passing = "" if tree.filter is None else f", filter bit {tree.filter}"
-    yield f"  new {tree.relation} ⇒ exchange by {edge.key} (edge {tree.edge}{passing})"
+    by = f"exchange by {edge.key}" if edge.key.columns else "spread over the tasks"
+    yield f"  new {tree.relation} ⇒ {by} (edge {tree.edge}{passing})"
+    for emit in tree.emits:
+        yield f"    result of {emit.query}"
     for node in tree.nodes:
         yield from _node_text(plan, node, 1, 2)
 
@@ -160,6 +194,8 @@ def _dot(plan: Plan, graphs: Mapping[str, JoinGraph]) -> Iterator[str]:
         yield f"  {json.dumps('query ' + name)} [shape=box];"
     for tree in plan.trees:
         source = json.dumps("new " + tree.relation)
+        for emit in tree.emits:
+            yield f"  {source} -> {json.dumps('query ' + emit.query)};"
         for node in tree.nodes:
             yield from _dot_node(source, node)
     yield "}"

@@ -1,9 +1,10 @@
-"""A driver to be killed: three streams, three queries, two sinks, on one checkpoint.  `python crash_driver.py DIR`
+"""A driver to be killed: three streams, four queries, two sinks, on one checkpoint.  `python crash_driver.py DIR`
 
 `DIR/source/<stream>/*.parquet` is read, one file of each stream per epoch; `DIR/checkpoint` is continued.  `star` goes
 to a function that writes `DIR/star/<epoch>.parquet`, replacing it, and notes every call in `DIR/calls.jsonl`; `chain`
-goes to the parquet sink in `DIR/chain`; `told` needs Spark to finish its rows and stays in the checkpoint.  What there
-is to tell at the end is in `DIR/report.json`.  Where it dies is up to `PLAIT_FAULT`; `jvm@<epoch>` kills the JVM alone.
+goes to the parquet sink in `DIR/chain`; `told` needs Spark to finish its rows and stays in the checkpoint, like the
+partial rows of the aggregate `grouped`.  What there is to tell at the end is in `DIR/report.json`.  Where it dies is up
+to `PLAIT_FAULT`; `jvm@<epoch>` kills the JVM alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ QUERIES = {
     "star": "SELECT a.v AS av, b.v AS bv, c.v AS cv FROM a, b, c WHERE a.k = b.k AND b.k = c.k",
     "chain": "SELECT a.v AS av, b.v AS bv, c.v AS cv FROM a JOIN b ON a.k = b.k JOIN c ON b.m = c.m",
     "told": "SELECT concat_ws('-', a.v, c.v) AS t FROM a JOIN c ON a.k = c.k WHERE length(concat(a.v, c.v)) > 3",
+    "grouped": "SELECT a.m, count(*) AS n, sum(b.v) AS total, max(a.v) AS last FROM a JOIN b ON a.k = b.k GROUP BY a.m",
 }
 CONFIG = plait.Config(tasks=2, fan_in=2, snapshot_every=3, gc_grace_seconds=0)
 
@@ -63,6 +65,7 @@ def main(home: Path) -> int:
             report["live"] = sorted(info.path for infos in live.segments.values() for info in infos)
             report["state_dir"] = engine.checkpoint.state_dir
             report["told"] = sorted(queries["told"].results().toArrow().column("t").to_pylist())
+            report["grouped"] = [list(row) for row in queries["grouped"].results().collect()]
     except plait.PlaitError as error:
         report["error"] = [type(error).__name__, error.code, error.cause, error.remedy]
     (home / "report.json").write_text(json.dumps(report))

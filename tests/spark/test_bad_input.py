@@ -43,8 +43,10 @@ def idle(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ("SELECT a.value FROM a JOIN nowhere n ON a.value = n.value", "UNKNOWN_STREAM", "nowhere"),
         ("SELEC a.value FROM a JOIN b ON a.value = b.value", "SYNTAX", "SELEC"),
         ("SELECT a.value FROM a, b", "CROSS_PRODUCT", "equality"),
-        ("SELECT a.value FROM a LEFT JOIN b ON a.value = b.value", "JOIN_TYPE", "left outer"),
-        ("SELECT count(*) AS n FROM a JOIN b ON a.value = b.value", "AGGREGATE", "aggregate"),
+        ("SELECT a.value FROM a JOIN b ON a.value = b.value LIMIT 3", "UNSUPPORTED", "LIMIT without ORDER BY"),
+        ("SELECT a.value, rand() AS r FROM a", "NON_DETERMINISTIC", ": rand() (line 1, column 17)"),
+        ("SELECT a.value FROM a TABLESAMPLE (5 PERCENT)", "UNSUPPORTED", "TABLESAMPLE"),
+        ("SELECT a.value\nFROM a WHERE a.timestamp < now()", "NON_DETERMINISTIC", ": now() (line 2, column 28)"),
         (
             "SELECT a.value FROM a JOIN b ON a.value = b.value "
             "AND b.timestamp BETWEEN a.timestamp AND a.timestamp + INTERVAL 1 MINUTE",

@@ -103,6 +103,10 @@ def _the_run_failed_and_the_driver_lives(home: Home) -> bool:
     return code == "SPARK_LOST" and bool(cause and remedy) and home.receipt(7) == ["chain", "star"]
 
 
+def _partial_rows_are_written_but_not_committed(home: Home) -> bool:
+    return home.manifests()[-1] == 7 and any((home.path / "checkpoint" / "results").rglob("*.parquet"))
+
+
 DRIVERS: dict[str, Callable[[Home], bool]] = {
     "commit.1@0": _tasks_wrote_but_nothing_is_committed,
     "commit.2@1": _the_epoch_is_not_committed,
@@ -112,6 +116,7 @@ DRIVERS: dict[str, Callable[[Home], bool]] = {
     "commit.5@5": _all_receipts_but_not_spark_s_commit,
     "sink.draft@6": _a_draft_beside_no_file,
     "jvm@7": _the_run_failed_and_the_driver_lives,
+    "finish@8": _partial_rows_are_written_but_not_committed,
 }
 """Deaths of the driver, one per start, and what each must leave behind."""
 
@@ -203,6 +208,7 @@ def test_kill_9_anywhere_and_every_result_is_still_there_once(tmp_path: Path) ->
     assert _rows(sorted((tmp_path / "star").glob("*.parquet"))) == _oracle(tmp_path, "star")
     assert _rows(sorted((tmp_path / "chain").glob("[!.]*.parquet"))) == _oracle(tmp_path, "chain")
     assert Counter((text,) for text in report["told"]) == _oracle(tmp_path, "told")
+    assert Counter(map(tuple, report["grouped"])) == _oracle(tmp_path, "grouped")
 
     # A function is called for every epoch, in order, again only where it had no receipt, and then with the same rows.
     calls = home.calls()

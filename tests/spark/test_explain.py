@@ -77,13 +77,13 @@ def test_explain_reads_as_its_golden_text(engine: plait.Engine, rewrite: bool, n
     for query, sql in CASES[name].items():
         engine.query(query, sql)
     parts = [f"{query}: {sql}" for query, sql in CASES[name].items()]
-    text = "\n----\n".join(["\n".join(parts), engine.explain().rstrip("\n"), engine.explain("dot")])
+    text = "\n----\n".join(["\n".join(parts), engine.explain().rstrip("\n"), engine.explain(format="dot")])
     path = FIXTURES / f"{name}.spec"
     if rewrite:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
-    assert Plan.from_json(engine.explain("json")) == engine.plan
+    assert Plan.from_json(engine.explain(format="json")) == engine.plan
 
 
 def test_every_golden_text_has_its_case() -> None:
@@ -95,4 +95,4 @@ def test_explain_needs_a_query_and_a_known_format(engine: plait.Engine) -> None:
         engine.explain()
     engine.query("q", CASES["star"]["star"])
     with pytest.raises(plait.ConfigError, match=r"EXPLAIN_FORMAT.*text, json, dot"):
-        engine.explain("svg")
+        engine.explain(format="svg")

@@ -15,11 +15,11 @@ from plait.config import Config
 from plait.order.cost import Coefficients, driver_view
 from plait.order.orders import fixed
 from plait.query.expr import Call, ColumnRef, Literal
-from plait.query.graph import JoinGraph
+from plait.query.graph import Alias, Equality, JoinGraph
 from plait.query.observed import EdgeCount, KeyCount, Observed, Sample
 from plait.share.probe_trees import build_plan
 from plait.share.reoptimise import Planner
-from plait.stats.counters import History, Period, _sane, gamma_mu, spanning
+from plait.stats.counters import History, Period, _sane, gamma_mu, products, spanning
 from plait.testing import LocalEngine
 from tests.share.streams import joined, observed, rows, streams
 
@@ -288,3 +288,24 @@ def test_keys_are_counted_right_after_the_number_of_tasks_has_changed(tmp_path: 
         engine.change(tasks=4)
         engine.run({n: rows(*range(400)) for n in "abcd"})
     assert planner.history.latest(("κ", "a[k]"), -1) == pytest.approx(400, rel=0.4)
+
+
+def test_on_a_cycle_partners_are_counted_by_who_has_joined() -> None:
+    """TPC-H Q5: from lineitem, customers are few by their orders, and as many as their nation has by the supplier."""
+    sides = (("l", "o", "x"), ("o", "c", "y"), ("c", "s", "z"), ("s", "l", "w"))
+    names = ("l", "o", "c", "s")
+    graph = JoinGraph(
+        sql="",
+        aliases=tuple(Alias(n, n, None, ()) for n in names),
+        equalities=tuple(Equality(ColumnRef(a, k, "bigint"), ColumnRef(b, k, "bigint")) for a, b, k in sides),
+        outputs=(),
+    )
+    pairs = {pair for a, b, _ in sides for pair in ((a, b), (b, a))}
+    many = {pair: 600.0 if pair == ("s", "c") else 1.0 for pair in pairs}
+    assert spanning(graph, "l")["c"] == "o"
+    _, width = products(graph, "l", dict.fromkeys(pairs, 1.0), many)
+    by_bits = {frozenset(n for i, n in enumerate(names) if s >> i & 1): w for s, w in enumerate(width)}
+    assert by_bits[frozenset("loc")] == 1
+    assert by_bits[frozenset("lsc")] == 600
+    assert by_bits[frozenset("losc")] == 1
+    assert by_bits[frozenset("lc")] == 0, "not connected"

@@ -29,7 +29,7 @@ from functools import cached_property
 from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount
 from plait.query.plan import key_of, store_id
-from plait.stats.counters import QueryForecast, StoreForecast, spanning
+from plait.stats.counters import QueryForecast, StoreForecast, products, spanning
 
 LookupCost = Callable[[StoreForecast, float], float]
 """f: how a lookup's cost grows, given the store and the number of lookups made together."""
@@ -269,23 +269,20 @@ def driver_view(
     n, own = len(names), names.index(driver)
     f = lookup_cost or sorted_runs(coefficients.rho)
     parents = spanning(graph, driver)
-    gamma = [1.0 if a == driver else forecast.gamma[parents[a], a] for a in names]
     mu = [1.0 if a == driver else forecast.mu[parents[a], a] for a in names]
     stores = [_store(graph, forecast, parents.get(a), a) for a in names]
     asked = forecast.keys[driver]
     lookup_ns = [coefficients.alpha_q * f(store, asked) for store in stores]
     alive, width = [0.0] * (1 << n), [0.0] * (1 << n)
     together, wider = forecast.together[driver], forecast.wider[driver]
-    alive_product, width_product = [1.0] * (1 << n), [1.0] * (1 << n)
+    alive_product, width_product = products(graph, driver, forecast.gamma, forecast.mu)
+    connected = [bool(w) or bool(a) for a, w in zip(alive_product, width_product, strict=True)]
     for joined in range(1, 1 << n):
-        low = joined & -joined
-        rest, bit = joined ^ low, low.bit_length() - 1
-        alive_product[joined] = alive_product[rest] * gamma[bit]
-        width_product[joined] = width_product[rest] * mu[bit]
         if not joined >> own & 1:
             continue
         # One partner more can only lose keys, whatever the estimates say.
-        most = min((alive[joined ^ 1 << i] for i in range(n) if i != own and joined >> i & 1), default=1.0)
+        fewer = (joined ^ 1 << i for i in range(n) if i != own and joined >> i & 1)
+        most = min((alive[before] for before in fewer if connected[before]), default=1.0)
         alive[joined] = min(alive_product[joined] * together[joined], most)
         width[joined] = forecast.tuples_per_key[driver] * width_product[joined] * wider.get(joined, 1.0)
     return DriverView(

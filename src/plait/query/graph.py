@@ -1,7 +1,7 @@
 """The join graph of one query: what is joined, on what, within which time, and what comes out.
 
-A `JoinGraph` validates itself: once built it is a connected inner join of at least two aliases, its keys have
-types that hash and compare as Spark compares them, and its output names are distinct.  It is frozen, plain
+A `JoinGraph` validates itself: once built it is a connected inner join of its aliases (or one stream by itself), its
+keys have types that hash and compare as Spark compares them, and its output names are distinct.  It is frozen, plain
 data; nothing in it refers to Spark.
 
 Equalities are kept as *attributes*: classes of columns that the query makes equal (`a.k = b.k AND b.k = c.k`
@@ -109,10 +109,6 @@ class JoinGraph:
 
     def __post_init__(self) -> None:
         names = [a.name for a in self.aliases]
-        if len(names) < 2:
-            raise QueryError(
-                "NOT_A_JOIN", "the query reads one stream only", "join at least two streams, or use Spark directly"
-            )
         if len(set(names)) != len(names):
             raise QueryError("DUPLICATE_ALIAS", f"aliases are not distinct: {', '.join(names)}", "rename one")
         for equality in self.equalities:

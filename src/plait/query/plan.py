@@ -56,6 +56,10 @@ class Key:
         return ", ".join(c.removeprefix("=") for c in self.columns)
 
 
+NO_KEY = Key((), (), True)
+"""Of an edge on which rows travel to any task: a stream that is read by itself."""
+
+
 def key_of(graph: JoinGraph, alias: str, attributes: tuple[int, ...]) -> Key:
     """The columns by which an alias carries these attributes."""
     refs = [ref for attribute in attributes if (ref := graph.column_of(alias, attribute)) is not None]
@@ -168,6 +172,8 @@ class ProbeTree:
     filter: int | None
     edge: int
     nodes: tuple[Node, ...]
+    emits: tuple[Emit, ...] = ()
+    """Results that the new tuples are by themselves: of queries that read one stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +257,7 @@ class Plan:
     @cached_property
     def hops(self) -> int:
         """Exchanges of an epoch."""
-        return max(node.step.hop for tree in self.trees for top in tree.nodes for node in top.walk())
+        return max((node.step.hop for tree in self.trees for top in tree.nodes for node in top.walk()), default=1)
 
     @cached_property
     def store_by_id(self) -> dict[str, Store]:

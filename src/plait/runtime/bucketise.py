@@ -18,6 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from plait.kernels import U64
 from plait.query.plan import ARRIVED, FOREVER, HASH, MASK, NEEDED, IngestEdge, Input
 from plait.runtime.exchange import SCHEMA, Outbox
 from plait.state.columns import single, take
@@ -152,12 +153,18 @@ def _drop_late(table: pa.Table, source: Input, parameters: EpochParameters, coun
     return table.filter(pc.invert(late)) if dropped else table
 
 
+def spread(rows: int) -> U64:
+    """Hashes at equal distances, from the least to the greatest."""
+    return np.arange(rows, dtype=np.uint64) * np.uint64((2**64 - 1) // max(rows, 1))
+
+
 def _bucket(table: pa.Table, source: Input, edge: IngestEdge, parameters: EpochParameters) -> pa.Table:
     """The rows that can be joined on this edge's key, sorted by its hash, with the columns that travel."""
-    nulls = null_rows(table, edge.key)
+    nulls = null_rows(table, edge.key) if edge.key.columns else None
     if nulls is not None:
         table = table.filter(pa.array(~nulls))
-    hashes = hash_key(table, edge.key)
+    # Rows that travel without a key are dealt out evenly.
+    hashes = hash_key(table, edge.key) if edge.key.columns else spread(table.num_rows)
     order = np.argsort(hashes, kind="stable")
     names = [*source.travelling, *([MASK] if len(source.filters) > 1 else [])]
     arrays = [pa.array(hashes[order]), *(take(single(table.column(name)), order) for name in names)]

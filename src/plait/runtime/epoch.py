@@ -9,11 +9,11 @@ probe and materialise are one Spark job, built by `join` (runtime/task.py); the 
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import xxhash
@@ -24,15 +24,17 @@ from plait.errors import CheckpointError, PlaitError
 from plait.query.observed import KeyCount, Observed
 from plait.query.plan import Plan
 from plait.runtime import commit as commits
+from plait.runtime.answers import Answer, Sources, in_one_task
 from plait.runtime.bucketise import PROPERTY, EpochParameters
 from plait.runtime.exchange import SCHEMA, exchange, planned
 from plait.runtime.failures import sink_failed, translated
 from plait.runtime.faults import reached
 from plait.runtime.memory import compress_above, task_memory
 from plait.runtime.rows import ResultRows
-from plait.runtime.sinks import Sink
+from plait.runtime.sinks import Parquet, Sink
 from plait.runtime.state_account import StateAccount
-from plait.runtime.task import EpochTask, first_hop, later_hop
+from plait.runtime.task import EpochTask, every_hop, first_hop, later_hop
+from plait.sql.residual import Residual, Source
 from plait.state.checkpoint import Checkpoint, collect_garbage
 from plait.state.manifest import LiveState, Manifest, ResultFile, Retention
 from plait.state.segment import SegmentInfo
@@ -44,6 +46,8 @@ def system_clock() -> int:
     return time.time_ns() // 1000
 
 
+EXCHANGE_SECONDS = 0.1
+"""What Spark needs for an exchange between tasks, however little travels."""
 _IDLE_MERGE_SECONDS = 0.05
 """Merging that a task may do even where epochs take no time."""
 
@@ -74,12 +78,16 @@ class Driver:
     sinks: dict[str, Sink]
     rows: ResultRows
     live: LiveState
-    verified_dir: str
+    verified_dir: str | None
     watermark_policy: str = "min"
     clock: Callable[[], int] = system_clock
     """Microseconds since 1970: what TTLs are measured by."""
     planner: Planner | None = None
     """None keeps the plan for ever."""
+    sources: Sources = field(default_factory=Sources)
+    """What is kept for queries of which Spark does a part."""
+    tables: DataFrame | None = None
+    """The buckets of tables: they arrive with the first epoch."""
     state: StateAccount = field(default_factory=StateAccount)
     progress: deque[dict[str, Any]] = field(default_factory=deque)
     failure: PlaitError | None = None
@@ -87,11 +95,17 @@ class Driver:
     """Spark's setting, where it has one."""
     last_seconds: float = 0.0
     """What the last epoch took: merging gets its share of as much."""
+    last_work: float = float("inf")
+    """Seconds that the tasks of the last epoch worked, all together."""
 
     @property
     def tasks(self) -> int:
-        """Join tasks of the next epoch."""
-        return self.config.tasks or self.spark.sparkContext.defaultParallelism
+        """Join tasks of the next epoch: one, where exchanges would take longer than more tasks save."""
+        if self.config.tasks is not None:
+            return self.config.tasks
+        parallel = self.spark.sparkContext.defaultParallelism
+        saved = self.last_work * (1 - 1 / parallel)
+        return 1 if saved < (self.plan.hops - 1) * EXCHANGE_SECONDS else parallel
 
 
 @dataclass
@@ -110,8 +124,7 @@ class Epoch:
 
 def refuse_gap(checkpoint: Checkpoint) -> None:
     """Raises if Spark has committed an epoch that Plait has not: a manifest is gone, and Spark would not say so."""
-    commits = os.path.join(checkpoint.spark_dir, "commits")
-    names = os.listdir(commits) if os.path.isdir(commits) else []
+    names = checkpoint.files.names("spark/commits")
     newest = max((int(name) for name in names if name.isdigit()), default=-1)
     last = checkpoint.log.last()
     if newest > (-1 if last is None else last):
@@ -143,6 +156,7 @@ def run_epoch(driver: Driver, buckets: DataFrame, number: int) -> None:
         start = time.perf_counter()
         step(epoch)
         epoch.seconds[step.__name__] = time.perf_counter() - start
+    driver.last_work = sum(epoch.account.seconds.values())
     epoch.seconds["total"] = driver.last_seconds = time.perf_counter() - begun
 
 
@@ -161,8 +175,8 @@ def prepare(epoch: Epoch) -> None:
         plan=plan,
         epoch=epoch.number,
         tasks=driver.tasks,
-        state_dir=driver.checkpoint.state_dir,
-        results_dir=driver.checkpoint.results_dir,
+        home=driver.checkpoint.home,
+        results=driver.checkpoint.results,
         verified_dir=driver.verified_dir,
         live=segments,
         merges=choose_merges(segments, driver.config.fan_in, driver.tasks, above),
@@ -186,26 +200,43 @@ def join(epoch: Epoch) -> None:
     """Exchange, append, probe and materialise: one Spark job, one exchange per hop."""
     assert epoch.task is not None
     task = epoch.task
-    rows = exchange(planned(epoch.buckets), task.tasks).mapInArrow(first_hop(task), SCHEMA)
-    for hop in range(2, task.plan.hops + 1):
-        rows = exchange(rows, task.tasks).mapInArrow(later_hop(task, hop), SCHEMA)
+    buckets = planned(epoch.buckets)
+    if epoch.number == 0 and epoch.driver.tables is not None:
+        buckets = buckets.union(epoch.driver.tables)
+    rows = exchange(buckets, task.tasks)
+    if task.tasks == 1:
+        rows = rows.mapInArrow(every_hop(task), SCHEMA)
+    else:
+        rows = rows.mapInArrow(first_hop(task), SCHEMA)
+        for hop in range(2, task.plan.hops + 1):
+            rows = exchange(rows, task.tasks).mapInArrow(later_hop(task, hop), SCHEMA)
     notes = [bytes(row.payload) for row in rows.collect()]
     reached("commit.1", epoch.number)
     epoch.account = commits.collected(notes, task.plan)
 
 
 def finish(epoch: Epoch) -> None:
-    """Spark's part of queries with conditions or outputs that only Spark can evaluate."""
-    account = epoch.account
-    for query in epoch.driver.plan.queries:
-        if not query.select and not query.where:
+    """Spark's part of this epoch's rows: what only Spark can evaluate, and what aggregates keep of them."""
+    driver, account = epoch.driver, epoch.account
+    for query in driver.plan.queries:
+        residual, source = driver.sources.source(query.name) or (None, None)
+        if not query.select and not query.where and source is None:
             continue
         candidates = [file for file in account.results if file.query == query.name]
         others = [file for file in account.results if file.query != query.name]
-        finished = epoch.driver.rows.finished(query, candidates)
-        account.results = others + finished
-        account.rows_out[query.name] = sum(file.rows for file in finished)
+        finished = candidates
+        if residual is not None and source is not None and source.maintained is not None:
+            finished = driver.rows.finished(query, candidates, partial(_aggregated, residual, source, candidates))
+        elif query.select or query.where:
+            finished = driver.rows.finished(query, candidates)
+            account.rows_out[query.name] = sum(file.rows for file in finished)
+        merged = [] if source is None else driver.sources.merged(driver.rows, source)
+        account.results = others + merged + finished
         reached("finish", epoch.number)
+
+
+def _aggregated(residual: Residual, source: Source, files: list[ResultFile], rows: DataFrame) -> DataFrame:
+    return residual.partial(source, in_one_task(rows, files))
 
 
 def commit(epoch: Epoch) -> None:
@@ -238,6 +269,7 @@ def commit(epoch: Epoch) -> None:
     before = driver.live
     driver.live = commits.commit(driver.checkpoint, before, manifest)
     driver.state.committed(before, driver.live)
+    driver.sources.live.committed(manifest)
     epoch.manifest = manifest
 
 
@@ -250,8 +282,16 @@ def deliver(epoch: Epoch) -> None:
         def hand_over(number: int, files: list[ResultFile]) -> None:
             # What this very run has just written need not be read back; what it found on disk must be.
             written = epoch.task is not None
-            results = driver.checkpoint.results_dir
-            paths = [os.path.join(results, file.path) for file in files] if written else driver.rows.paths(files)
+            results = driver.checkpoint.results
+            if isinstance(sink, Parquet) and not results.local:
+                # It copies files, from one path of this machine to another.
+                with driver.rows.copies(files) as copies:
+                    hand_paths_over(number, files, copies)
+            else:
+                paths = [results.where(file.path) for file in files] if written else driver.rows.paths(files)
+                hand_paths_over(number, files, paths)
+
+        def hand_paths_over(number: int, files: list[ResultFile], paths: list[str]) -> None:
             try:
                 sink.deliver(number, paths, lambda: driver.rows.frame(query, files))
             except PlaitError:
@@ -262,7 +302,20 @@ def deliver(epoch: Epoch) -> None:
 
         return hand_over
 
+    def answer_to(answer: Answer) -> Callable[[int, list[ResultFile]], None]:
+        def hand_over(number: int, _files: list[ResultFile]) -> None:
+            try:
+                answer.sink.deliver(number, [], lambda: answer.delivered(driver.rows, driver.sources.live))
+            except PlaitError:
+                raise
+            except Exception as error:
+                found = translated(error)
+                raise (found if found.code == "SPARK_LOST" else sink_failed(answer.name, number, error)) from error
+
+        return hand_over
+
     sinks = {query: to(query, sink) for query, sink in driver.sinks.items() if sink.delivers}
+    sinks |= {name: answer_to(a) for name, a in driver.sources.answers.items() if a.sink.delivers}
     if sinks:
         commits.deliver(driver.checkpoint, epoch.manifest, sinks)
 
@@ -273,6 +326,7 @@ def observe(epoch: Epoch) -> None:
     plan = driver.plan
     optimiser = _adapt(epoch)
     live = [info for infos in driver.live.segments.values() for info in infos]
+    remote = driver.checkpoint.home.remote is not None
     counted = {name: account.seconds[name] for name in sorted(account.seconds)}
     driver.progress.append(
         {
@@ -283,10 +337,10 @@ def observe(epoch: Epoch) -> None:
             "rows_late": account.rows_late,
             "state_rows": sum(info.rows for info in live),
             "state_bytes": sum(info.live_bytes for info in live),
-            "state": driver.state.report(driver.live, account, epoch.number, _pending(epoch)),
+            "state": driver.state.report(driver.live, account, epoch.number, _pending(epoch), remote),
             "segments": {store: len(infos) for store, infos in sorted(driver.live.segments.items())},
             "watermark_ms": driver.live.watermark_ms,
-            "tasks": driver.tasks,
+            "tasks": epoch.task.tasks if epoch.task is not None else driver.tasks,
             "seconds": epoch.seconds,
             "task_seconds": counted,
             "edges": {str(node): asdict(count) for node, count in account.edges.items()},
@@ -296,7 +350,7 @@ def observe(epoch: Epoch) -> None:
             "optimiser": optimiser,
         }
     )
-    driver.state.shrink(driver.checkpoint.state_dir, driver.live)
+    driver.state.shrink(driver.checkpoint.home, driver.live)
     if epoch.number % driver.config.snapshot_every == 0:
         collect_garbage(
             driver.checkpoint, driver.live, driver.rows.kept(driver.sinks), driver.config.gc_grace_seconds, time.time()
@@ -363,11 +417,8 @@ def _with_snapshot(manifest: Manifest, after: LiveState) -> Manifest:
 
 def _source_digest(checkpoint: Checkpoint, number: int) -> str:
     """Ties the manifest to the very offsets Spark logged for this epoch."""
-    try:
-        with open(os.path.join(checkpoint.spark_dir, "offsets", str(number)), "rb") as file:
-            return xxhash.xxh3_128_hexdigest(file.read())
-    except FileNotFoundError:
-        return ""
+    offsets = checkpoint.files.read(f"spark/offsets/{number}")
+    return "" if offsets is None else xxhash.xxh3_128_hexdigest(offsets)
 
 
 def _same_input(epoch: Epoch, done: Manifest) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from tempfile import TemporaryDirectory
 
 import pyarrow.parquet as pq
 import xxhash
@@ -15,12 +17,17 @@ from pyspark.sql import types as T
 
 from plait.errors import CorruptionError
 from plait.query.plan import Plan, QueryPlan
-from plait.runtime.results import results_folder, sync_results
+from plait.runtime.results import ResultWriter, results_folder, sync_file, sync_results
 from plait.runtime.sinks import Sink
 from plait.sql.residual import finish
 from plait.state.checkpoint import Checkpoint
-from plait.state.files import storage_error
+from plait.state.files import Files, LocalFiles, storage_error
+from plait.state.home import scratch_dir
 from plait.state.manifest import ResultFile
+from plait.state.remote import RemoteFiles
+
+SMALL_BYTES = 32 << 20
+"""Up to this much, Spark works in one task and its rows pass through the driver: that needs no exchange."""
 
 
 @dataclass
@@ -30,77 +37,138 @@ class ResultRows:
     spark: SparkSession
     plan: Plan
     checkpoint: Checkpoint
+    known: set[str] = field(default_factory=set)
+    """Files that hold what was committed, as far as this run has seen: it has written or verified them."""
 
     def frame(self, query: str, files: Iterable[ResultFile]) -> DataFrame:
         """The rows of these files, in the query's output columns."""
-        return self._read(self.plan.query_by_name[query].output, files)
+        return self.read(self.plan.query_by_name[query].output, files)
 
     def paths(self, files: Iterable[ResultFile]) -> list[str]:
         """Where the files lie, once they are known to hold what was committed."""
-        found = []
+        results, found = self.checkpoint.results, []
         for file in files:
-            path = os.path.join(self.checkpoint.results_dir, file.path)
-            _verify(path, file)
-            found.append(path)
+            if file.path not in self.known:
+                _verify(results, file.path, file)
+                self.known.add(file.path)
+            found.append(results.where(file.path))
         return found
+
+    @contextmanager
+    def copies(self, files: Iterable[ResultFile]) -> Iterator[list[str]]:
+        """The files as paths of this machine, for as long as the block runs; they hold what was committed."""
+        results = self.checkpoint.results
+        assert isinstance(results, RemoteFiles), "local files need no copies"
+        with TemporaryDirectory(prefix="plait-results-", dir=scratch_dir()) as folder:
+            here, found = LocalFiles(folder, sync=False), []
+            for number, file in enumerate(files):
+                name = f"{number:04d}.parquet"
+                try:
+                    results.download(file.path, here.where(name))
+                except FileNotFoundError:
+                    raise _missing(results.where(file.path)) from None
+                except OSError as error:
+                    raise storage_error("RESULTS", here.where(name), error) from error
+                _verify(here, name, file)
+                found.append(here.where(name))
+            yield found
 
     def all(self, query: str) -> DataFrame:
         """Every committed row of a query, exactly once."""
         return self.frame(query, [file for file in self.checkpoint.log.results() if file.query == query])
 
-    def finished(self, query: QueryPlan, candidates: list[ResultFile]) -> list[ResultFile]:
-        """Joined rows go through Spark's part of the query and are written as result files of their own."""
+    def finished(
+        self, query: QueryPlan, candidates: list[ResultFile], then: Callable[[DataFrame], DataFrame] | None = None
+    ) -> list[ResultFile]:
+        """Joined rows go through Spark's part of the query and are written as result files of their own.
+
+        `then` makes of them what is kept in their place.
+        """
         if not candidates:
             return []
-        results = self.checkpoint.results_dir
-        target = os.path.join(results, results_folder(query.name), uuid.uuid4().hex)
-        rows = finish(self._read(query.columns, candidates), query)
-        rows.write.mode("error").parquet(f"file://{target}")
+        self.known.update(candidate.path for candidate in candidates)
+        rows = finish(self.read(query.columns, candidates), query)
+        rows = rows if then is None else then(rows)
+        small = sum(candidate.bytes for candidate in candidates) <= SMALL_BYTES
+        files = self.written_here(query.name, rows) if small else self.written(query.name, rows)
+        for candidate in candidates:
+            self.checkpoint.results.delete(candidate.path)
+        return files
+
+    def written_here(self, query: str, rows: DataFrame, whole: bool = False) -> list[ResultFile]:
+        """What `written` does, for few rows: they pass through the driver, which spares Spark's own way of writing."""
+        table = rows.toArrow()
+        writer = ResultWriter(query, tuple(table.column_names), self.checkpoint.results, self.checkpoint.config.sync)
+        if table.num_rows:
+            writer.add(table)
+        file = writer.close()
+        if file is None:
+            return []
+        self.known.add(file.path)
+        return [replace(file, whole=whole)]
+
+    def written(self, query: str, rows: DataFrame, whole: bool = False) -> list[ResultFile]:
+        """Rows that Spark has computed as result files of a query; they are not committed by that."""
+        results = self.checkpoint.results
+        target = f"{results_folder(query)}/{uuid.uuid4().hex}"
+        # On a cluster the executors write: they need a place that all of them share.
+        rows.write.mode("error").parquet(f"file://{results.where(target)}" if results.local else results.where(target))
         try:
             files = [
-                self._taken(query.name, os.path.join(target, name))
-                for name in sorted(os.listdir(target))
+                self._taken(query, f"{target}/{name}", whole)
+                for name in sorted(results.names(target))
                 if name.endswith(".parquet") and not name.startswith((".", "_"))
             ]
-            shutil.rmtree(target)
-            for candidate in candidates:
-                os.unlink(os.path.join(results, candidate.path))
+            results.delete_tree(target)
         except OSError as error:
-            raise storage_error("RESULTS", target, error) from error
+            raise storage_error("RESULTS", results.where(target), error) from error
         return [file for file in files if file is not None]
 
-    def _taken(self, query: str, written: str) -> ResultFile | None:
+    def _taken(self, query: str, written: str, whole: bool) -> ResultFile | None:
         """A file that Spark wrote as a result file like the others: measured, synced, under a fresh name."""
-        count = pq.read_metadata(written).num_rows
+        results = self.checkpoint.results
+        if isinstance(results, RemoteFiles):
+            with TemporaryDirectory(prefix="plait-results-", dir=scratch_dir()) as folder:
+                here = os.path.join(folder, "written.parquet")
+                results.download(written, here)
+                count = pq.read_metadata(here).num_rows
+                size, checksum = _measured(LocalFiles(folder, sync=False), "written.parquet")
+        else:
+            count = pq.read_metadata(results.where(written)).num_rows
         if not count:
             return None
         path = f"{results_folder(query)}/{uuid.uuid4().hex}.parquet"
-        os.replace(written, os.path.join(self.checkpoint.results_dir, path))
-        size, checksum = _measured(os.path.join(self.checkpoint.results_dir, path), self.checkpoint.config.sync)
-        if self.checkpoint.config.sync:
-            sync_results(self.checkpoint.results_dir, path)
-        return ResultFile(query, path, count, size, checksum)
+        results.move(written, path)
+        if results.local:
+            size, checksum = _measured(results, path)
+            if self.checkpoint.config.sync:
+                sync_file(results.where(path))
+                sync_results(results.root, path)
+        return ResultFile(query, path, count, size, checksum, whole)
 
     def kept(self, sinks: Mapping[str, Sink]) -> set[str]:
         """Result files that must stay: those of queries whose rows are kept, and those not delivered yet."""
         log = self.checkpoint.log
-        kept: set[str] = set()
+        kept: dict[str, set[str]] = {}
         for epoch in log.epochs():
             manifest = log.read(epoch)
             if manifest is None or not manifest.results:
                 continue
             done = log.receipt(epoch)
+            for query in {file.query for file in manifest.results if file.whole}:
+                kept.pop(query, None)
             for file in manifest.results:
                 sink = sinks[file.query]
                 if sink.keeps_rows or (sink.delivers and file.query not in done):
-                    kept.add(file.path)
-        return kept
+                    kept.setdefault(file.query, set()).add(file.path)
+        return {path for paths in kept.values() for path in paths}
 
     def schema(self, query: str) -> T.StructType:
         """The schema of a query's output."""
         return _struct(self.plan.query_by_name[query].output)
 
-    def _read(self, columns: tuple[tuple[str, str], ...], files: Iterable[ResultFile]) -> DataFrame:
+    def read(self, columns: tuple[tuple[str, str], ...], files: Iterable[ResultFile]) -> DataFrame:
+        """The rows of files with these columns."""
         schema = _struct(columns)
         paths = self.paths(files)
         if not paths:
@@ -108,32 +176,34 @@ class ResultRows:
         return self.spark.read.schema(schema).parquet(*paths)
 
 
+@lru_cache(maxsize=256)
 def _struct(columns: tuple[tuple[str, str], ...]) -> T.StructType:
     return T.StructType([T.StructField(name, T._parse_datatype_string(kind)) for name, kind in columns])
 
 
-def _measured(path: str, sync: bool = False) -> tuple[int, str]:
+def _measured(files: Files, name: str) -> tuple[int, str]:
     digest = xxhash.xxh3_128()
     size = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            size += len(block)
-        if sync:
-            os.fsync(file.fileno())
+    for block in files.blocks(name):
+        digest.update(block)
+        size += len(block)
     return size, digest.hexdigest()
 
 
-def _verify(path: str, file: ResultFile) -> None:
+def _verify(files: Files, name: str, file: ResultFile) -> None:
     try:
-        found = _measured(path)
+        found = _measured(files, name)
     except FileNotFoundError:
-        raise CorruptionError(
-            "RESULT_MISSING", f"the result file {path} is gone", "restore it from a backup of the checkpoint"
-        ) from None
+        raise _missing(files.where(name)) from None
     if found != (file.bytes, file.checksum):
         raise CorruptionError(
             "RESULT_CORRUPT",
-            f"the result file {path} is not what was committed",
+            f"the result file {files.where(name)} is not what was committed",
             "restore it from a backup of the checkpoint",
         )
+
+
+def _missing(where: str) -> CorruptionError:
+    return CorruptionError(
+        "RESULT_MISSING", f"the result file {where} is gone", "restore it from a backup of the checkpoint"
+    )

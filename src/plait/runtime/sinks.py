@@ -175,5 +175,15 @@ def make_sink(kind: str, query: str, all_rows: Rows, options: Mapping[str, Any],
     raise QueryError("SINK", f"there is no sink called {kind!r}", f"use one of: {', '.join(KINDS)}")
 
 
+def refuse_appending(kind: str, query: str) -> None:
+    """Raises if a sink can only be added to, and the query's answer changes."""
+    if kind == "parquet":
+        raise QueryError(
+            "SINK",
+            f"the parquet sink of query {query!r} only adds rows, but its answer changes from epoch to epoch",
+            "use memory, console, or foreach_batch with df.write.mode('overwrite')",
+        )
+
+
 def _made(kind: Callable[..., Sink], options: dict[str, Any]) -> Sink:
     return kind(**options)

@@ -28,10 +28,15 @@ from plait.runtime.sampling import front, key_count, passing, sampled, smallest
 from plait.state.cache import CACHE
 from plait.state.columns import take_table
 from plait.state.deep import writing_deep
+from plait.state.files import Files
+from plait.state.home import SegmentHome
 from plait.state.reader import open_segment
 from plait.state.run import METER, MemoryRun, Run
 from plait.state.segment import SegmentInfo, new_run, write_segment
 from plait.state.tiers import PART_BYTES, Merge, merge_some
+
+_TIDY, _YOUNG = 16, 600.0
+"""Every how many epochs a host's cache is cleared of what is not live, if it is older than so many seconds."""
 
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -43,9 +48,9 @@ class EpochTask:
     plan: Plan
     epoch: int
     tasks: int
-    state_dir: str
-    results_dir: str
-    verified_dir: str
+    home: SegmentHome
+    results: Files
+    verified_dir: str | None
     live: Mapping[str, tuple[SegmentInfo, ...]]
     merges: tuple[Merge, ...]
     kept: frozenset[str]
@@ -64,6 +69,11 @@ class EpochTask:
     sampled: frozenset[int] = frozenset()
     """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
 
+    @property
+    def live_paths(self) -> set[str]:
+        """Of all live segments."""
+        return {info.path for infos in self.live.values() for info in infos}
+
     def groups(self, task: int) -> tuple[int, int]:
         """The key groups a task owns."""
         return task * KEY_GROUPS // self.tasks, (task + 1) * KEY_GROUPS // self.tasks
@@ -81,6 +91,8 @@ def first_hop(context: EpochTask, task: int | None = None, kind: type[Work] | No
             yield from work_through(work, batches)
 
     def work_through(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if context.home.remote is not None and context.epoch % _TIDY == 0:
+            context.home.forget(context.live_paths, time.time() - _YOUNG)
         inbox = Inbox.read(batches, work.inbox_bytes)
         work.forward(inbox.notes)
         inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
@@ -125,6 +137,18 @@ def later_hop(context: EpochTask, hop: int, task: int | None = None) -> TaskFunc
             yield from work.outbox.batches()
         yield from work.finish()
         reached("task.hop", context.epoch)
+
+    return run
+
+
+def every_hop(context: EpochTask) -> TaskFunction:
+    """All hops one after the other, for an epoch of one task: what would travel is there already."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = first_hop(context)(batches)
+        for hop in range(2, context.plan.hops + 1):
+            rows = later_hop(context, hop)(rows)
+        yield from rows
 
     return run
 
@@ -207,12 +231,12 @@ class Work:
             run = self._new_runs.setdefault(store.id, new_run())
             if context.compress:
                 width = 8 + rows.nbytes / len(hashes)
-                with writing_deep(context.state_dir, store, rows.schema, width, context.sync) as out:
+                with writing_deep(context.home, store, rows.schema, width, context.sync) as out:
                     out.write(hashes, rows)
                 info = out.info(epoch=context.epoch, tier=0, run=run)
             else:
                 info = write_segment(
-                    context.state_dir, store, rows, hashes, epoch=context.epoch, tier=0, sync=context.sync, run=run
+                    context.home, store, rows, hashes, epoch=context.epoch, tier=0, sync=context.sync, run=run
                 )
         self.current.setdefault(store.id, []).append(MemoryRun(hashes, rows))
         self.outbox.note(self.task, kind="segment", info=info.to_json())
@@ -226,6 +250,8 @@ class Work:
             return
         base = Partial(table.column(HASH).to_numpy(), (Slot(table),))
         begun, before = time.perf_counter(), sum(writer.rows for writer in self.writers.values())
+        for emit in tree.emits:
+            self.emit(emit, base)
         self._visit_all(tree.nodes, base)
         done = self.driven.setdefault(tree.relation, {"seconds": 0.0, "rows": 0})
         done["seconds"] += time.perf_counter() - begun
@@ -284,7 +310,7 @@ class Work:
     def _open(self, info: SegmentInfo) -> Run:
         found = self._opened.get(info.path)
         if found is None:
-            found = open_segment(self.context.state_dir, info, self.context.verified_dir)
+            found = open_segment(self.context.home, info, self.context.verified_dir)
             self._opened[info.path] = found
         return found
 
@@ -295,8 +321,8 @@ class Work:
         writer = self.writers.get(emit.query)
         if writer is None:
             columns = tuple(name for name, _ in self.context.plan.query_by_name[emit.query].columns)
-            directory = self.context.results_dir if emit.query in self.context.kept else None
-            writer = self.writers[emit.query] = ResultWriter(emit.query, columns, directory, self.context.sync)
+            results = self.context.results if emit.query in self.context.kept else None
+            writer = self.writers[emit.query] = ResultWriter(emit.query, columns, results, self.context.sync)
         # Rows are materialised inside the probe's time; take it out so that the parts add up.
         with self.timed("materialise"), self.untimed("probe"):
             writer.write(emit, partial)
@@ -309,7 +335,7 @@ class Work:
             if merge.task != self.task:
                 continue
             done = merge_some(
-                context.state_dir,
+                context.home,
                 context.plan.store_by_id[merge.store],
                 merge,
                 epoch=context.epoch,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from plait.errors import QueryError
 from plait.query.expr import ColumnRef, columns_of
 from plait.query.graph import Alias, JoinGraph
-from plait.query.plan import IngestEdge, Input, Key, Store, filter_bit, key_of, store_id
+from plait.query.plan import NO_KEY, IngestEdge, Input, Key, Store, filter_bit, key_of, store_id
 from plait.query.relation import ColumnDef, Relation
 from plait.share.retention import keep_us, with_ttls
 
@@ -70,7 +70,8 @@ def layout(graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation]) -
         for relation in sorted(used, key=lambda r: r.name)
         for _, key in sorted(keys[relation.name].items())
     )
-    return Layout(_inputs(used, stores, columns, needed, filters, _required(graphs)), stores, filters)
+    scanned = {graph.aliases[0].relation for graph in graphs.values() if len(graph.aliases) == 1}
+    return Layout(_inputs(used, stores, scanned, columns, needed, filters, _required(graphs)), stores, filters)
 
 
 def emitted(graph: JoinGraph) -> tuple[ColumnRef, ...]:
@@ -151,7 +152,8 @@ def _retention(graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation
     """A store serves all its queries, so it keeps a row for as long as the most patient of them."""
     found: dict[str, list[int | None]] = {}
     for graph in graphs.values():
-        for alias, kept in keep_us(graph, relations).items():
+        # A stream that is read by itself needs no state.
+        for alias, kept in keep_us(graph, relations).items() if len(graph.aliases) > 1 else ():
             found.setdefault(graph.alias(alias).relation, []).append(kept)
     return {r: None if None in kept else max(k for k in kept if k is not None) for r, kept in found.items()}
 
@@ -190,18 +192,24 @@ def _column(relation: Relation, columns: Mapping[str, ColumnDef], name: str) -> 
 def _inputs(
     used: Iterable[Relation],
     stores: tuple[Store, ...],
+    scanned: set[str],
     columns: Mapping[str, Mapping[str, ColumnDef]],
     needed: Mapping[str, set[str]],
     filters: Filters,
     required: Mapping[str, tuple[str, ...]],
 ) -> tuple[Input, ...]:
-    """One input per relation; one ingest edge per store: a driver's first probe is by a key it is stored by."""
+    """One input per relation; one ingest edge per store: a driver's first probe is by a key it is stored by.
+
+    One more, without key, where a query reads the relation by itself: rows without a key are part of its answer.
+    """
     inputs: list[Input] = []
     number = 0
     for relation in used:
         mine = [s for s in stores if s.relation == relation.name]
         edges = tuple(IngestEdge(number + i, store.key, store.id) for i, store in enumerate(mine))
-        number += len(mine)
+        if relation.name in scanned:
+            edges += (IngestEdge(number + len(edges), NO_KEY, None),)
+        number += len(edges)
         travelling = tuple(sorted({c.name for s in mine for c in s.columns} | needed[relation.name]))
         selected = set(travelling) | {c for store in mine for c in store.key.columns}
         if relation.time_column is not None:

@@ -17,6 +17,7 @@ from plait.order.orders import Orders
 from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of, rename
 from plait.query.graph import JoinGraph, Window
 from plait.query.plan import (
+    NO_KEY,
     Emit,
     Key,
     Node,
@@ -72,11 +73,8 @@ def plan_on(
     for name, graph in graphs.items():
         for driver, order in orders[name].items():
             steps = list(_steps(graph, driver, order, ranks, base))
-            root = _Root(
-                graph.alias(driver).relation,
-                base.filter_bit(graph.alias(driver)),
-                key_of(graph, driver, graph.lookup_key([driver], order[0], None)),
-            )
+            key = key_of(graph, driver, graph.lookup_key([driver], order[0], None)) if order else NO_KEY
+            root = _Root(graph.alias(driver).relation, base.filter_bit(graph.alias(driver)), key)
             branch = roots.setdefault(root, _Branch())
             path = paths.setdefault((name, driver), [])
             for step in steps:
@@ -87,7 +85,13 @@ def plan_on(
     first = sorted(roots, key=lambda root: ranks.index(root.relation))
     ids = iter(range(sum(len(i.edges) for i in base.inputs), 1 << 30))
     trees = tuple(
-        ProbeTree(root.relation, root.filter, base.edge(root.relation, root.key), _freeze(roots[root], ids))
+        ProbeTree(
+            root.relation,
+            root.filter,
+            base.edge(root.relation, root.key),
+            _freeze(roots[root], ids),
+            tuple(roots[root].emits),
+        )
         for root in first
     )
     queries = tuple(
@@ -182,8 +186,8 @@ def _negative(value: int | None) -> int | None:
 
 def _emit(name: str, graph: JoinGraph, slots: list[str], base: Layout) -> Emit:
     columns = emitted(graph)
-    stored = {s.relation: {c.name for c in s.columns} for s in base.stores}
-    assert all(ref.column in stored[graph.alias(ref.alias).relation] for ref in columns), "the layout lacks a column"
+    there = {i.relation: set(i.travelling) for i in base.inputs}
+    assert all(ref.column in there[graph.alias(ref.alias).relation] for ref in columns), "the layout lacks a column"
     return Emit(name, tuple(SlotColumn(slots.index(ref.alias), ref.column) for ref in columns))
 
 

@@ -86,6 +86,8 @@ class Planner:
         self._order = ORDERERS[config.orderer]
         self._rank = POLICIES[config.driver_policy]
         self._layout = layout(self.graphs, self.relations)
+        # A stream that is read by itself has no order to choose.
+        self._joins = {name: graph for name, graph in self.graphs.items() if len(graph.aliases) > 1}
         self.orders = self.orders or {name: fixed(graph) for name, graph in self.graphs.items()}
         self.ranks = tuple(name for name in self.relations if name in self._layout.filters)
         self.plan = plan_on(self._layout, self.graphs, self.orders, self.ranks)
@@ -108,7 +110,7 @@ class Planner:
     def adaptive(self) -> bool:
         """Whether anything is ever re-chosen."""
         chosen = (self.config.orderer, self.config.driver_policy) != ("fixed", "registration")
-        return chosen and not self._why_never()
+        return bool(self._joins) and chosen and not self._why_never()
 
     @property
     def samples(self) -> frozenset[int]:
@@ -252,7 +254,7 @@ class Planner:
         self._learnt = True
         self._unsampled = frozenset(w.edge for w in self.plan.samples) - {edge for edge, _ in period.samples}
         self._counted = _counted(period, self.plan)
-        self.history.close(period, self.graphs, self.plan)
+        self.history.close(period, self._joins, self.plan)
         self.coefficients = self.coefficients.blended(self.coefficients.fitted(period.edges.values()))
         self._values = self.history.next_values()
         if not all(math.isfinite(v) for v in self._values.values()):
@@ -284,7 +286,7 @@ class Planner:
         orders = {name: dict(of) for name, of in self.orders.items()}
         switched: list[Switch] = []
         unknown = ""
-        for name, graph in self.graphs.items():
+        for name, graph in self._joins.items():
             if len(graph.aliases) > MOST_PLANNED:
                 unknown = f"{name} joins {len(graph.aliases)} streams, and orders are chosen for up to {MOST_PLANNED}"
                 continue

@@ -1,4 +1,4 @@
-"""SQL text over registered streams becomes a JoinGraph, by reading Catalyst's optimised plan.
+"""SQL text over registered streams becomes join graphs, and what Spark makes of their rows: Catalyst's plan is read.
 
 Catalyst parses, resolves names and types, inlines sub-queries and CTEs, pushes filters down, infers that keys are not
 NULL and simplifies; we only read what it arrives at.  The streams are represented by empty stubs, temporary views in a
@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException
@@ -25,11 +26,22 @@ from plait.errors import QueryError, StreamError
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
 from plait.sql import hints
+from plait.sql.convert import Converter, drawn, left_binary
 from plait.sql.durations import parse_duration
 from plait.sql.expressions import Node, Printer, prints_faithfully, read, unprintable
 from plait.sql.graph_rules import Draft, build_graph
-from plait.sql.multiway import COLUMN_KEY, STREAM_KEY, items, two_step_convert, written_inputs
-from plait.sql.refusals import refuse_constructs
+from plait.sql.logical import Logical
+from plait.sql.multiway import (
+    COLUMN_KEY,
+    STREAM_KEY,
+    MultiwayJoin,
+    PlanNode,
+    items,
+    two_step_convert,
+    written_inputs,
+)
+from plait.sql.refusals import always_false, refuse_constructs
+from plait.sql.residual import Residual, Rows
 
 _DELAY_KEY = "spark.watermarkDelayMs"
 # Keywords that are common names of columns, and mean a column wherever our text has them.
@@ -58,10 +70,68 @@ _SETTINGS = {
 }
 
 
-def read_graph(
-    spark: SparkSession, relations: Mapping[str, Relation], schemas: Mapping[str, StructType], sql: str
-) -> JoinGraph:
-    """The join graph of a query over the registered streams, or a QueryError that says what cannot be joined."""
+@dataclass(eq=False)
+class ReadQuery:
+    """A query as the engine runs it: join graphs by name, and what Spark makes of their rows."""
+
+    sql: str
+    graphs: dict[str, JoinGraph]
+    residual: Residual | None
+    """None where the rows of the only graph are the answer."""
+    stages: Stages
+
+
+@dataclass(frozen=True)
+class Stages:
+    """How the plan was converted, for people."""
+
+    before: str
+    after: str
+    left_binary: tuple[str, ...]
+
+
+@dataclass
+class _Reading:
+    """What all parts of one query have in common while it is read."""
+
+    spark: SparkSession
+    session: Any
+    sql: str
+    relations: Mapping[str, Relation]
+    written: dict[int, str]
+    ttls: list[tuple[str, str]]
+
+    def names(self, join: MultiwayJoin) -> tuple[str, ...]:
+        """What the streams of a join are called."""
+        return _distinct([self.written.get(leaf.id, str(leaf.stream)) for leaf in join.leaves])
+
+    def graph(self, join: MultiwayJoin, outputs: tuple[str, ...], ttls: Mapping[str, int]) -> JoinGraph:
+        """The join graph of a multi-way join of streams."""
+        names = self.names(join)
+        columns = tuple(leaf.columns.names for leaf in join.leaves)
+        draft = Draft(
+            join=join,
+            names=names,
+            output_names=outputs,
+            relations=self.relations,
+            printer=Printer(names, columns, reserved_words(self.spark._jvm)),
+            pending=list(join.conjuncts),
+            filters=[{} for _ in join.leaves],
+            ttls={name: ttl for name, ttl in ttls.items() if name in names},
+        )
+        graph = build_graph(self.sql, draft)
+        doubtful = [node for node in draft.left_to_spark if not prints_faithfully(node)]
+        if doubtful and not _reads_back(self.spark, self.session, draft, doubtful):
+            for node in doubtful:
+                if not _reads_back(self.spark, self.session, draft, [node]):
+                    raise unprintable(draft.printer.over_join(node))
+        return graph
+
+
+def read_query(
+    spark: SparkSession, relations: Mapping[str, Relation], schemas: Mapping[str, StructType], name: str, sql: str
+) -> ReadQuery:
+    """A query over the registered streams, or a QueryError that says what cannot be run."""
     jvm: Any = spark._jvm
     session = _stub_session(spark, schemas)
     with _explained(sorted(relations), sql):
@@ -71,27 +141,38 @@ def read_graph(
         refuse_constructs(analysed)
         written = written_inputs(analysed, sorted(relations))
         optimised = _execution(jvm, session, analysed).optimizedPlan()
-    order = {first: place for place, (first, _) in enumerate(written)}
-    join = two_step_convert(optimised, order, jvm.PythonUtils.toSeq)
-    aliases = _distinct([dict(written).get(leaf.id, leaf.stream) for leaf in join.leaves])
-    columns = tuple(tuple(c.column.name for c in leaf.columns if c.column) for leaf in join.leaves)
-    draft = Draft(
-        join=join,
-        names=aliases,
-        output_names=tuple(str(attribute.name()) for attribute in items(analysed.output())),
-        relations=relations,
-        printer=Printer(aliases, columns, reserved_words(jvm)),
-        pending=list(join.conjuncts),
-        filters=[{} for _ in join.leaves],
-        ttls=hints.ttl_by_alias(ttls, {a: leaf.stream for a, leaf in zip(aliases, join.leaves, strict=True)}),
-    )
-    graph = build_graph(sql, draft)
-    doubtful = [node for node in draft.left_to_spark if not prints_faithfully(node)]
-    if doubtful and not _reads_back(spark, session, draft, doubtful):
-        for node in doubtful:
-            if not _reads_back(spark, session, draft, [node]):
-                raise unprintable(draft.printer.over_join(node))
+    plan = two_step_convert(PlanNode.of(optimised))
+    reading = _Reading(spark, session, sql, relations, dict(written), ttls)
+    columns = tuple(str(attribute.name()) for attribute in items(analysed.output()))
+    converter = Converter(name, Logical(jvm), {first: i for i, (first, _) in enumerate(written)}, sorted(relations))
+    root = converter.recipe(plan)
+    if not converter.sources:
+        raise always_false()
+    joins = [source.join for source in converter.sources]
+    streams = {n: leaf.relation for j in joins for n, leaf in zip(reading.names(j), j.leaves, strict=True)}
+    kept = hints.ttl_by_alias(ttls, streams)
+    stages = Stages(_plain(optimised), "\n".join(drawn(plan)), tuple(left_binary(plan)))
+    if isinstance(root, Rows) and root.maintained is None:
+        return ReadQuery(sql, {name: reading.graph(root.source.join, columns, kept)}, None, stages)
+    for source in converter.sources:
+        source.graph = reading.graph(source.join, source.output_names, kept)
+    types = tuple(str(attribute.dataType().catalogString()) for attribute in items(optimised.output()))
+    output = tuple(zip(columns, types, strict=True))
+    residual = Residual(spark, converter.logical, root, output, tuple(converter.notes), tuple(converter.sources))
+    return ReadQuery(sql, {s.name: s.graph for s in converter.sources if s.graph is not None}, residual, stages)
+
+
+def read_graph(
+    spark: SparkSession, relations: Mapping[str, Relation], schemas: Mapping[str, StructType], sql: str
+) -> JoinGraph:
+    """The join graph of a query that is one multi-way join and nothing else."""
+    (graph,) = read_query(spark, relations, schemas, "q", sql).graphs.values()
     return graph
+
+
+def _plain(plan: Any) -> str:
+    """A plan as Spark draws it, without the ids of expressions."""
+    return re.sub(r"#\d+L?", "", str(plan.toString())).rstrip()
 
 
 def _reads_back(spark: SparkSession, session: Any, draft: Draft, nodes: list[Node]) -> bool:
@@ -122,20 +203,21 @@ def _stub_session(spark: SparkSession, schemas: Mapping[str, StructType]) -> Any
     session = spark._jsparkSession.cloneSession()
     for key, value in _SETTINGS.items():
         session.conf().set(key, value)
+    # Every step down the JVM's packages is a call of its own.
     jvm: Any = spark._jvm
+    from_json, no_rows = jvm.org.apache.spark.sql.types.DataType.fromJson, spark._jsc.emptyRDD()
     for name, schema in schemas.items():
         marked = StructType(
             [StructField(f.name, f.dataType, f.nullable, {STREAM_KEY: name, COLUMN_KEY: f.name}) for f in schema.fields]
         )
-        jschema = jvm.org.apache.spark.sql.types.DataType.fromJson(marked.json())
-        session.createDataFrame(spark._jsc.emptyRDD(), jschema).createOrReplaceTempView(name)
+        session.createDataFrame(no_rows, from_json(marked.json())).createOrReplaceTempView(name)
     return session
 
 
 def _analyse(jvm: Any, session: Any, parsed: Any) -> Any:
     """The analysed plan with CTEs inlined: each of their uses then has columns of its own."""
     analysed = _execution(jvm, session, parsed).analyzed()
-    if analysed.getClass().getSimpleName() != "WithCTE":
+    if analysed.nodeName() != "WithCTE":
         return analysed
     inline = jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE
     return _execution(jvm, session, inline(True, False, False).apply(analysed)).analyzed()
@@ -211,12 +293,10 @@ def _first_line(error: Any) -> str:
     return re.sub(r"\s*SQLSTATE: \w+", "", text.split("\n\n")[0].split(";\n")[0]).replace("\n", " ").strip()
 
 
-def relation_of(name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None) -> Relation:
-    """A stream as the planner sees it: columns, event time and delay as `withWatermark` left them, and its TTL."""
+def table_of(name: str, df: DataFrame) -> Relation:
+    """A DataFrame as the planner sees it: its columns."""
     if not _NAME.fullmatch(name):
         raise StreamError("NAME", f"{name!r} cannot name a stream", "use letters, digits and underscores")
-    if not df.isStreaming:
-        raise StreamError("NOT_STREAMING", f"the DataFrame of {name} is not streaming", "read it with spark.readStream")
     seen: set[str] = set()
     for field in df.schema.fields:
         if field.name.lower() in seen:
@@ -224,6 +304,15 @@ def relation_of(name: str, df: DataFrame, ttl: str | None = None, needed: str | 
                 "DUPLICATE_COLUMN", f"stream {name} has two columns called {field.name!r}", "rename or drop one of them"
             )
         seen.add(field.name.lower())
+    return Relation(name, tuple((field.name, field.dataType.simpleString()) for field in df.schema.fields))
+
+
+def relation_of(name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None) -> Relation:
+    """A stream as the planner sees it: columns, event time and delay as `withWatermark` left them, and its TTL."""
+    if not df.isStreaming:
+        remedy = "read it with spark.readStream, or register it with engine.table(…)"
+        raise StreamError("NOT_STREAMING", f"the DataFrame of {name} is not streaming", remedy)
+    plain = table_of(name, df)
     times = [field for field in df.schema.fields if _DELAY_KEY in field.metadata]
     if len(times) > 1:
         raise StreamError(
@@ -237,9 +326,8 @@ def relation_of(name: str, df: DataFrame, ttl: str | None = None, needed: str | 
         raise StreamError("TTL", f"the TTL of stream {name}: {error}", 'write, for example, "7 days"') from error
     if needed is not None:
         _check_needed(name, df, ttl, needed)
-    return Relation(
-        name=name,
-        columns=tuple((field.name, field.dataType.simpleString()) for field in df.schema.fields),
+    return replace(
+        plain,
         time_column=times[0].name if times else None,
         delay_ms=int(times[0].metadata[_DELAY_KEY]) if times else None,
         ttl_us=ttl_us,
@@ -258,7 +346,10 @@ def _check_needed(name: str, df: DataFrame, ttl: str | None, needed: str) -> Non
     session = _stub_session(df.sparkSession, {name: df.schema})
     try:
         with _explained([], needed):
-            refuse_constructs(session.table(name).filter(needed).queryExecution().analyzed())
+            analysed = session.table(name).filter(needed).queryExecution().analyzed()
+            refuse_constructs(analysed)
+            if analysed.subqueries().size():
+                raise QueryError("NEEDED", "it holds a sub-query, but a row is looked at by itself", remedy)
     except QueryError as error:
         cause = f"needed={needed!r} of stream {name}: {error.cause}"
         if error.code in ("UNKNOWN_COLUMN", "NON_DETERMINISTIC", "PYTHON_UDF"):

@@ -86,7 +86,7 @@ class Node:
 
 def read(jvm: Any, known: Mapping[int, Node], to_seq: Any) -> Node:
     """Mirror a JVM expression; `known` defines its attributes by expression id, `to_seq` makes Scala sequences."""
-    name = str(jvm.getClass().getSimpleName())
+    name = str(jvm.nodeName())
     if name == "AttributeReference":
         return known[jvm.exprId().id()]
     children = jvm.children()

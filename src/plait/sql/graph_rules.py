@@ -53,7 +53,7 @@ class Draft:
         refuse_type(node.type, self.printer.over_join(node))
         if node.column is not None:
             # Catalyst shows a user-defined type as what it is stored as; the schema still knows it.
-            refuse_type(self.relations[self.join.leaves[leaf].stream].type_of(node.column.name), node.column.name)
+            refuse_type(self.relations[self.join.leaves[leaf].relation].type_of(node.column.name), node.column.name)
             name, sql = node.column.name, quote(node.column.name)
         else:
             sql = self._guarded(leaf, node)
@@ -84,7 +84,7 @@ class Draft:
     @property
     def streams(self) -> dict[str, Relation]:
         """The relations by alias, with the TTLs of the query's hints."""
-        found = {name: self.relations[leaf.stream] for name, leaf in zip(self.names, self.join.leaves, strict=True)}
+        found = {name: self.relations[leaf.relation] for name, leaf in zip(self.names, self.join.leaves, strict=True)}
         return {name: replace(r, ttl_us=self.ttls.get(name, r.ttl_us)) for name, r in found.items()}
 
 
@@ -263,7 +263,7 @@ def build_graph(sql: str, draft: Draft) -> JoinGraph:
     aliases = tuple(
         Alias(
             name,
-            leaf.stream,
+            leaf.relation,
             conjunction({text: node for text, node in filters.items() if not _is_implied(node, required)}),
             tuple(draft.columns[r][0] for r in used if r.alias == name),
             draft.ttls.get(name),

@@ -1,13 +1,13 @@
-"""What Plait does not join is refused by name, on the analysed plan, before the optimiser can hide it.
+"""What cannot be kept correct on streams is refused by name, on the analysed plan, before the optimiser can hide it.
 
-`LIMIT 0` would be optimised to an empty relation and `current_timestamp()` to a constant; both mean something else on
-a stream that never ends.  Outer joins are judged after optimisation (`multiway.py`), since a later condition may turn
-them into inner ones.
+`current_timestamp()` would be optimised to a constant, which means something else on a stream that never ends.  A
+refusal shows the text and position of the construct, where Spark still knows them.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from plait.errors import QueryError
@@ -16,10 +16,12 @@ _CLASS = re.compile(r'"class":"org\.apache\.spark\.sql\.([\w.$]+)"')
 _OPERATORS = "catalyst.plans.logical."
 _WELCOME = frozenset((
     "Project", "Filter", "Join", "LateralJoin", "SubqueryAlias", "View", "ResolvedHint", "LocalRelation",
-    "OneRowRelation", "Range",
+    "OneRowRelation", "Range", "Aggregate", "Distinct", "Sort", "SortOrder", "GlobalLimit", "LocalLimit", "Offset",
+    "Union", "Intersect", "Except", "Window", "WithWindowDefinition", "Expand", "Pivot", "Unpivot", "Generate",
+    "WithCTE", "CTERelationDef", "CTERelationRef", "JoinHint", "UnresolvedHaving",
 ))  # fmt: skip
-_NO_STATE = "Plait joins streams and keeps no other state; do it on the results, in q.results() or the sink"
-_SELECT = "write a SELECT that joins registered streams"
+_SUBQUERIES = ("Exists", "ListQuery", "ScalarSubquery", "LateralSubquery")
+_SELECT = "write a SELECT over registered streams"
 _EARLIER = "apply it in the stream's DataFrame before registering the stream"
 
 # Class name → (code, what people call it, remedy); expressions first, since they name the construct best.
@@ -27,25 +29,12 @@ _REFUSED: dict[str, tuple[str, str, str]] = {
     **dict.fromkeys(
         ("PythonUDF", "PythonUDAF", "PythonUDTF", "PythonFuncExpression"), ("PYTHON_UDF", "a Python function", _EARLIER)
     ),
-    "ScalarSubquery": ("SUBQUERY", "a scalar sub-query", "join the sub-query's stream instead"),
-    **dict.fromkeys(
-        ("ListQuery", "InSubquery"), ("JOIN_TYPE", "IN (SELECT …), a semi or anti join", "write an inner join")
-    ),
-    "Exists": ("JOIN_TYPE", "EXISTS (SELECT …), a semi or anti join", "write an inner join"),
     **dict.fromkeys(
         ("CurrentTimestamp", "CurrentDate", "Now", "LocalTimestamp", "CurrentTime", "CurrentBatchTimestamp"),
         ("NON_DETERMINISTIC", "the current time", "add it as a column of the stream's DataFrame, or in the sink"),
     ),
-    **dict.fromkeys(("Window", "WithWindowDefinition"), ("UNSUPPORTED", "a window function", _NO_STATE)),
-    "Aggregate": ("AGGREGATE", "an aggregate or GROUP BY", _NO_STATE),
-    **dict.fromkeys(("Distinct", "Deduplicate"), ("AGGREGATE", "DISTINCT", _NO_STATE)),
-    **dict.fromkeys(("Pivot", "Unpivot", "Expand"), ("AGGREGATE", "PIVOT or grouping sets", _NO_STATE)),
-    "Sort": ("UNSUPPORTED", "ORDER BY or SORT BY", "a stream has no end to sort at; sort the results"),
-    **dict.fromkeys(("GlobalLimit", "LocalLimit", "Offset", "Tail"), ("UNSUPPORTED", "LIMIT or OFFSET", _NO_STATE)),
-    "Union": ("UNSUPPORTED", "UNION", "unite the DataFrames before registering the stream, or run two queries"),
-    "Intersect": ("UNSUPPORTED", "INTERSECT", _NO_STATE),
-    "Except": ("UNSUPPORTED", "EXCEPT", _NO_STATE),
-    "Generate": ("UNSUPPORTED", "explode or another generator", _EARLIER),
+    "Deduplicate": ("UNSUPPORTED", "dropDuplicates", "write SELECT DISTINCT"),
+    "Tail": ("UNSUPPORTED", "TAIL", "write ORDER BY … DESC LIMIT"),
     "Sample": ("UNSUPPORTED", "TABLESAMPLE", _EARLIER),
     **dict.fromkeys(
         ("RepartitionByExpression", "Repartition", "RebalancePartitions"),
@@ -55,23 +44,86 @@ _REFUSED: dict[str, tuple[str, str, str]] = {
 
 
 def refuse_constructs(analysed: Any) -> None:
-    """Raise a QueryError for the first construct in the analysed plan that is not an inner join of streams."""
+    """Raise a QueryError for the first construct in the analysed plan that has no meaning on streams."""
     classes = [found.split("$")[0] for found in _CLASS.findall(analysed.toJSON())]
     names = {found.rsplit(".", 1)[-1] for found in classes}
     for name, reason in _REFUSED.items():
         if name in names:
-            raise refusal(reason)
+            raise refusal(reason, _place(analysed, name))
     if any(name.endswith("Command") for name in names):
         raise refusal(("UNSUPPORTED", "a command", _SELECT))
     operators = {found.removeprefix(_OPERATORS) for found in classes if found.startswith(_OPERATORS)}
     for name in sorted(operators - _WELCOME):
         raise refusal_of(name)
-    if not analysed.deterministic():
-        raise QueryError(
-            "NON_DETERMINISTIC",
-            "the query calls a function that gives another value each time, such as rand() or uuid()",
-            _EARLIER,
-        )
+    # Reading the plan costs more than all of Catalyst's work: most queries need not be looked at closer.
+    if not analysed.deterministic() or "GlobalLimit" in names:
+        for node in _plans(analysed):
+            _refuse_arbitrary(node)
+
+
+def _refuse_arbitrary(node: Any) -> None:
+    """What gives another answer each time it is asked, though nothing has arrived."""
+    for expression in _items(node.expressions()):
+        for part in () if expression.deterministic() else _expressions(expression):
+            # What is wrong with a sub-query is found when its own plan is looked at.
+            if part.nodeName() in _SUBQUERIES or part.deterministic():
+                continue
+            if all(child.deterministic() for child in _items(part.children())):
+                raise QueryError(
+                    "NON_DETERMINISTIC",
+                    f"the query calls {part.prettyName()}, which gives another value each time or depends on the order "
+                    f"in which rows arrive{_at(part)}",
+                    _EARLIER,
+                )
+    if node.nodeName() == "GlobalLimit":
+        below = node.child()
+        while below.nodeName() in ("LocalLimit", "Offset", "Project", "SubqueryAlias"):
+            below = below.child()
+        # SORT BY orders rows within a partition only.
+        if below.nodeName() != "Sort" or not getattr(below, "global")():
+            raise QueryError(
+                "UNSUPPORTED",
+                f"the query contains LIMIT without ORDER BY, which may give other rows in every epoch{_at(node)}",
+                "add ORDER BY, so that it is certain which rows are meant",
+            )
+
+
+def _plans(plan: Any) -> Iterator[Any]:
+    """All operators, those of sub-queries included."""
+    yield plan
+    for below in (*_items(plan.children()), *_items(plan.subqueries())):
+        yield from _plans(below)
+
+
+def _expressions(expression: Any) -> Iterator[Any]:
+    yield expression
+    for child in _items(expression.children()):
+        yield from _expressions(child)
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(i) for i in range(sequence.size()))
+
+
+def _place(analysed: Any, name: str) -> str:
+    """Where the first thing of that class stands in the text."""
+    for plan in _plans(analysed):
+        for node in (plan, *(part for e in _items(plan.expressions()) for part in _expressions(e))):
+            if node.getClass().getSimpleName() == name:
+                return _at(node)
+    return ""
+
+
+def _at(node: Any) -> str:
+    """`: rand() at line 1, column 8`, as far as Spark knows."""
+    origin = node.origin()
+    if not origin.line().isDefined():
+        return ""
+    place = f"line {origin.line().get()}, column {origin.startPosition().get() + 1}"
+    if not (origin.sqlText().isDefined() and origin.startIndex().isDefined() and origin.stopIndex().isDefined()):
+        return f" ({place})"
+    text = str(origin.sqlText().get())[origin.startIndex().get() : origin.stopIndex().get() + 1]
+    return f": {' '.join(text.split())[:80]} ({place})"
 
 
 def refusal_of(operator: str) -> QueryError:
@@ -79,19 +131,10 @@ def refusal_of(operator: str) -> QueryError:
     return refusal(_REFUSED.get(operator, ("UNSUPPORTED", operator, _SELECT)))
 
 
-def refusal(reason: tuple[str, str, str]) -> QueryError:
+def refusal(reason: tuple[str, str, str], place: str = "") -> QueryError:
     """The error for one entry of the table."""
     code, construct, remedy = reason
-    return QueryError(code, f"the query contains {construct}, which Plait does not run", remedy)
-
-
-def refuse_join_type(kind: str) -> QueryError:
-    """The refusal of a join that is still not an inner join after optimisation."""
-    return QueryError(
-        "JOIN_TYPE",
-        f"the query contains a {kind.lower()} join; only inner joins are run",
-        "write an inner join; rows without a partner are never certain while a stream still runs",
-    )
+    return QueryError(code, f"the query contains {construct}, which Plait does not run{place}", remedy)
 
 
 _NAMELESS = {
@@ -108,6 +151,15 @@ def not_a_stream(operator: str, name: str | None, known: list[str]) -> QueryErro
         "NOT_A_STREAM",
         f"{called} is not a registered stream",
         f"register its rows with engine.stream(…); known streams: {', '.join(known) or 'none'}",
+    )
+
+
+def refused_subquery(operator: str, text: str) -> QueryError:
+    """The refusal of a sub-query where it cannot be kept up to date."""
+    return QueryError(
+        "UNSUPPORTED",
+        f"the query contains a sub-query inside {operator}, which Plait does not run: {text}",
+        "select the sub-query's value as a column first, in a sub-query in FROM",
     )
 
 

@@ -1,11 +1,29 @@
-"""What Spark still does to joined rows: conditions and output columns that a join task cannot evaluate."""
+"""What stands above and between the multi-way joins of a query, and what Spark still does to joined rows.
+
+A query's *sources* are what the engine maintains: multi-way joins, and streams that something else than a join reads.
+Their rows are committed epoch by epoch.  A *recipe* says how the answer comes from them:
+
+    Rows       the rows of a source; those of a maintained aggregate are put together from its partial rows
+    Operator   any other operator of Spark's, over recipes
+    Split      a multi-way join of which Spark does a part: inputs that are not streams, semi and anti joins
+
+A recipe becomes a Catalyst plan over DataFrames of committed rows, so every function means what it means in Spark.
+"""
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from plait.query.graph import JoinGraph
 from plait.query.plan import QueryPlan
+from plait.sql.logical import Logical
+from plait.sql.maintain import Maintained
+from plait.sql.multiway import MultiwayJoin, items
 
 
 def finish(df: DataFrame, plan: QueryPlan) -> DataFrame:
@@ -15,3 +33,167 @@ def finish(df: DataFrame, plan: QueryPlan) -> DataFrame:
     if not plan.select:
         return df
     return df.select(*(F.expr(sql).alias(name) for sql, name in plan.select))
+
+
+@dataclass(eq=False)
+class Source:
+    """One thing the engine maintains for a query."""
+
+    name: str
+    join: MultiwayJoin
+    maintained: Maintained | None
+    """None keeps the rows themselves."""
+    graph: JoinGraph | None = None
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What the columns of its rows are called."""
+        return tuple(f"c{i}" for i in range(len(self.join.outputs)))
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Names and types of what is committed."""
+        assert self.graph is not None
+        return self.maintained.columns if self.maintained else tuple((o.name, o.type) for o in self.graph.outputs)
+
+
+Frames = Callable[[Source], DataFrame]
+"""The committed rows of a source."""
+
+
+class Recipe(Protocol):
+    """How a part of the answer is made."""
+
+    def plan(self, logical: Logical, frames: Frames) -> Any:
+        """As a Catalyst plan over committed rows."""
+
+    def parts(self) -> Iterator[Recipe]:
+        """What it is made of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a source, as the columns that the plan above knows them by."""
+
+    source: Source
+    attributes: tuple[Any, ...]
+    maintained: Maintained | None
+
+    def plan(self, logical: Logical, frames: Frames) -> Any:
+        """The aggregate's own columns, or the rows' columns under the ids that are asked for."""
+        frame = frames(self.source)
+        if self.maintained is not None:
+            return self.maintained.final(_renamed(logical, merged(frame, self.maintained), self.maintained.slots))
+        return _renamed(logical, frame, self.attributes)
+
+    def parts(self) -> Iterator[Recipe]:
+        """None."""
+        return iter(())
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """An operator as Catalyst has it, over other inputs."""
+
+    jvm: Any
+    inputs: tuple[Recipe, ...]
+    subqueries: tuple[Recipe, ...] = ()
+
+    def plan(self, logical: Logical, frames: Frames) -> Any:
+        """The same operator."""
+        made = self.jvm
+        if self.subqueries:
+            made = logical.with_subqueries(made, [s.plan(logical, frames) for s in self.subqueries])
+        return logical.with_children(made, [i.plan(logical, frames) for i in self.inputs]) if self.inputs else made
+
+    def parts(self) -> Iterator[Recipe]:
+        """Its inputs and sub-queries."""
+        return iter((*self.inputs, *self.subqueries))
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Inputs joined by Spark: all with all, then the conditions, then the questions, then the outputs."""
+
+    inputs: tuple[Recipe, ...]
+    conditions: tuple[Any, ...]
+    questions: tuple[tuple[Any, Any, Recipe], ...]
+    """(join as Catalyst has it, condition, right side)"""
+    outputs: tuple[tuple[Any, Any], ...]
+    """(expression, the column that it becomes)"""
+
+    def plan(self, logical: Logical, frames: Frames) -> Any:
+        """Spark's optimiser chooses how to join."""
+        made, *others = [i.plan(logical, frames) for i in self.inputs]
+        for other in others:
+            made = logical.cross(made, other)
+        made = logical.filter(list(self.conditions), made)
+        for join, condition, right in self.questions:
+            made = logical.join_like(join, made, right.plan(logical, frames), condition)
+        return logical.project([logical.named(e, attribute) for e, attribute in self.outputs], made)
+
+    def parts(self) -> Iterator[Recipe]:
+        """Inputs, and the right sides of questions."""
+        return iter((*self.inputs, *(right for _, _, right in self.questions)))
+
+
+def gives_updates(recipe: Recipe) -> bool:
+    """Whether the answer is a maintained aggregate, filtered and projected at most: then changed groups can be told."""
+    while isinstance(recipe, Operator) and not recipe.subqueries:
+        if recipe.jvm.getClass().getSimpleName() not in ("Project", "Filter"):
+            return False
+        (recipe,) = recipe.inputs
+    return isinstance(recipe, Rows) and recipe.maintained is not None
+
+
+@dataclass(eq=False)
+class Residual:
+    """The recipe of a whole query."""
+
+    spark: SparkSession
+    logical: Logical
+    root: Recipe
+    output: tuple[tuple[str, str], ...]
+    """Names and types of the answer's columns."""
+    notes: tuple[str, ...] = ()
+    """What is recomputed, and why: for explain, and for the warning."""
+    sources: tuple[Source, ...] = ()
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The output modes that have a meaning, the default last."""
+        return ("update", "complete") if gives_updates(self.root) else ("complete",)
+
+    def answer(self, frames: Frames) -> DataFrame:
+        """The answer over these committed rows."""
+        return _frame(self.spark, self.root.plan(self.logical, frames)).toDF(*(name for name, _ in self.output))
+
+    def partial(self, source: Source, rows: DataFrame) -> DataFrame:
+        """Partial rows of a maintained aggregate, from rows that its source has just produced."""
+        assert source.maintained is not None
+        attributes = tuple(items(source.maintained.aggregate.child().output()))
+        return _frame(self.spark, source.maintained.partial(_renamed(self.logical, rows, attributes)))
+
+
+def merged(frame: DataFrame, maintained: Maintained) -> DataFrame:
+    """Partial rows of any epochs as merged rows."""
+    grouped = frame.groupBy(*maintained.keys)
+    texts = maintained.merging()
+    return grouped.agg(*map(F.expr, texts)) if texts else frame.select(*maintained.keys).distinct()
+
+
+def _renamed(logical: Logical, frame: DataFrame, attributes: Sequence[Any]) -> Any:
+    """A plan of the frame's rows; its first columns are those that `attributes` stand for."""
+    plan = _logical_plan(frame)
+    found = list(items(plan.output()))
+    columns = [logical.alias(f, str(a.name()), a.exprId()) for f, a in zip(found, attributes, strict=False)]
+    return logical.project(columns, plan)
+
+
+def _logical_plan(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _frame(spark: SparkSession, plan: Any) -> DataFrame:
+    jvm: Any = spark._jvm
+    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)

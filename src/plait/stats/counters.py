@@ -221,17 +221,18 @@ class History:
                 found = correlation(wish, stores)
                 together = [a * b for a, b in zip(together, found, strict=True)]
         wider: dict[int, float] = {}
-        parents = spanning(graph, driver)
+        pairs = [(a, b) for a in aliases for b in aliases if a != b and graph.shared(a, b)]
+        latest = {kind: {pair: self.latest((kind, query, *pair), 1.0) for pair in pairs} for kind in ("γ", "μ")}
+        gammas_of, mus_of = products(graph, driver, latest["γ"], latest["μ"])
         counted = _path(query, driver, plan, self.last)
         first = counted[0][1].lookups
-        joined, gammas, mus, alive = 1 << aliases.index(driver), 1.0, 1.0, 1.0
+        joined, alive = 1 << aliases.index(driver), 1.0
         for target, count in counted:
             found_here = gamma_mu(count)
             if found_here is None:
                 break
             joined |= 1 << aliases.index(target)
-            gammas *= self.latest(("γ", query, parents[target], target), 1.0)
-            mus *= self.latest(("μ", query, parents[target], target), 1.0)
+            gammas, mus = gammas_of[joined], mus_of[joined]
             # Behind an exchange keys are others than the driver's; shares of keys go on all the same.
             alive *= found_here[0]
             if gammas > 0:
@@ -252,6 +253,46 @@ def spanning(graph: JoinGraph, driver: str) -> dict[str, str]:
                 parents[alias.name] = name
                 reached.append(alias.name)
     return parents
+
+
+def products(
+    graph: JoinGraph, driver: str, gamma: Mapping[tuple[str, str], float], mu: Mapping[tuple[str, str], float]
+) -> tuple[list[float], list[float]]:
+    """By set of aliases (as bits): the product of the γ's, and of the μ's, by which a driver reaches all of it.
+
+    An alias is reached from its parent in the spanning tree where that is in the set, and else (the graph has a cycle)
+    from the neighbour in the set that promises the fewest partners: what is looked up depends on who has joined.
+    Sets that are not connected, or lack the driver, have 0.
+    """
+    names = [a.name for a in graph.aliases]
+    own, parents = names.index(driver), spanning(graph, driver)
+    near = [[j for j, b in enumerate(names) if a != b and graph.shared(a, b)] for a in names]
+    parent = [own if a == driver else names.index(parents[a]) for a in names]
+    alive, width = [0.0] * (1 << len(names)), [0.0] * (1 << len(names))
+    # 2: by the spanning tree alone, so that the product is the same for any order; 1: in another way.
+    reached = bytearray(1 << len(names))
+    alive[1 << own] = width[1 << own] = 1.0
+    reached[1 << own] = 2
+    for joined in range(1 << len(names)):
+        best: tuple[float, float, float] | None = None
+        by_tree = 0
+        for last in range(len(names)):
+            before = joined & ~(1 << last)
+            if before == joined or last == own or not reached[before]:
+                continue
+            has_parent = before >> parent[last] & 1
+            by_tree = has_parent and reached[before] == 2
+            for other in [parent[last]] if has_parent else [j for j in near[last] if before >> j & 1]:
+                pair = names[other], names[last]
+                one, many = alive[before] * gamma[pair], width[before] * mu[pair]
+                if by_tree or best is None or one * many < best[0]:
+                    best = one * many, one, many
+            if by_tree:
+                break
+        if best is not None:
+            reached[joined] = 2 if by_tree else 1
+            _, alive[joined], width[joined] = best
+    return alive, width
 
 
 def _path(query: str, driver: str, plan: Plan, period: Period) -> list[tuple[str, EdgeCount]]:

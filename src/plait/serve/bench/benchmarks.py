@@ -11,7 +11,7 @@ from rich.console import Console
 from plait.errors import ConfigError
 from plait.serve.bench.wishes import Wishes
 
-BENCHMARKS = ("tpcds", "orders", "drivers", "state")
+BENCHMARKS = ("tpcds", "tpch", "orders", "drivers", "state")
 """Each a module beside this one, with `run(out, wishes, console) -> exit code`."""
 
 

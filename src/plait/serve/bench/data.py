@@ -35,7 +35,7 @@ def ensure(workload: Workload, folder: Path, sf: float, epochs: int) -> Path:
     target = folder / f"{workload.name}{size}-e{epochs}"
     if not target.exists():
         read = _reader(workload, folder, sf, epochs)
-        with _complete(target) as made:
+        with complete(target) as made:
             for number, (table, columns) in enumerate(workload.columns.items()):
                 rows = read(table, columns)
                 shuffled = rows.take(pa.array(np.random.default_rng(SEED + number).permutation(len(rows))))
@@ -78,7 +78,7 @@ def _tpcds(folder: Path, sf: float) -> Path:
     if not target.exists():
         import duckdb
 
-        with _complete(target) as made, duckdb.connect(str(made / "tpcds.duckdb")) as connection:
+        with complete(target) as made, duckdb.connect(str(made / "tpcds.duckdb")) as connection:
             connection.execute("SET memory_limit = '8GB'; SET threads = 2")
             connection.execute(f"LOAD '{_tpcds_extension()}'")
             connection.execute(f"CALL dsdgen(sf = {sf:g})")
@@ -98,7 +98,7 @@ def _tpcds_extension() -> Path:
 
 
 @contextmanager
-def _complete(target: Path) -> Iterator[Path]:
+def complete(target: Path) -> Iterator[Path]:
     """A folder that gets its name when it is finished."""
     making = target.with_name(f"{target.name}.making")
     shutil.rmtree(making, ignore_errors=True)

@@ -55,7 +55,7 @@ def _run_in(job: Job, work: Path) -> Outcome:
         try:
             peak = _watch_memory(process)
         finally:
-            _end(process)
+            end(process)
     written = work / "result.json"
     if process.returncode == 0 and written.exists():
         return Outcome(job, Result(**json.loads(written.read_text())), None, peak)
@@ -91,8 +91,8 @@ def tree_bytes(pid: int) -> int:
     return total
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """After an interrupt, end what this race started and nothing else."""
+def end(process: subprocess.Popen[bytes]) -> None:
+    """After an interrupt, end what was started and nothing else."""
     if process.poll() is not None:
         return
     import psutil

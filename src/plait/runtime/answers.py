@@ -1,0 +1,150 @@
+"""Answers of whole queries: what Spark makes of the rows that the engine keeps for them.
+
+Contract.  An answer after epoch n is the query's answer over all rows up to n, whatever was merged, replayed or
+restarted in between: it is a function of the files that the manifests up to n name, and of nothing else.
+
+A maintained aggregate commits the partial rows of every epoch, one small file; a source of which Spark needs the rows
+commits those.  Where many files have come together they are merged into one (`Sources.merged`), which the manifest
+marks as standing for all of them.
+
+Cost: per epoch one Spark job per maintained aggregate with new rows; per answer one job over the files in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+
+from plait.errors import QueryError
+from plait.runtime.rows import SMALL_BYTES, ResultRows
+from plait.runtime.sinks import Sink
+from plait.sql.residual import Residual, Source, merged
+from plait.state.manifest import Manifest, ManifestLog, ResultFile
+
+MODES = ("append", "update", "complete")
+MERGE_FILES = 8
+"""Partial files of an aggregate that may come together before they are merged."""
+MOST_FILES = 64
+
+
+@dataclass
+class LiveResults:
+    """The result files in force, by query."""
+
+    files: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
+    new: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
+    """Those that the last epoch has added."""
+
+    @staticmethod
+    def read(log: ManifestLog) -> LiveResults:
+        """As the manifests say."""
+        found = LiveResults()
+        for epoch in log.epochs():
+            manifest = log.read(epoch)
+            if manifest is not None:
+                found.committed(manifest)
+        return found
+
+    def committed(self, manifest: Manifest) -> None:
+        """One more epoch.  A file that is `whole` stands for all before it."""
+        self.new = {}
+        for query in {file.query for file in manifest.results}:
+            mine = tuple(file for file in manifest.results if file.query == query)
+            self.new[query] = tuple(file for file in mine if not file.whole)
+            earlier = () if any(file.whole for file in mine) else self.files.get(query, ())
+            self.files[query] = (*earlier, *mine)
+
+
+@dataclass(eq=False)
+class Answer:
+    """One query with a part that Spark does."""
+
+    name: str
+    residual: Residual
+    mode: str
+    sink: Sink
+
+    def frame(self, rows: ResultRows, live: LiveResults) -> DataFrame:
+        """The whole answer."""
+        return self.residual.answer(lambda source: self._rows(source, rows, live))
+
+    def _rows(self, source: Source, rows: ResultRows, live: LiveResults) -> DataFrame:
+        """A source's files in force; where all of the query's are small, Spark answers in one task."""
+        every = [file for s in self.residual.sources for file in live.files.get(s.name, ())]
+        found = read(source, rows, live.files.get(source.name, ()))
+        return in_one_task(found, every)
+
+    def delivered(self, rows: ResultRows, live: LiveResults) -> DataFrame:
+        """What the sink gets after an epoch: the whole answer, or (update) the rows of groups that have changed."""
+        if self.mode != "update":
+            return self.frame(rows, live)
+
+        def changed(source: Source) -> DataFrame:
+            assert source.maintained is not None
+            frame = self._rows(source, rows, live)
+            keys = source.maintained.keys
+            new = read(source, rows, live.new.get(source.name, ())).select(*keys).distinct()
+            touched = new.toDF(*(f"n{key}" for key in keys))
+            same = [frame[key].eqNullSafe(touched[f"n{key}"]) for key in keys]
+            return frame.join(touched, same, "left_semi") if keys else frame
+
+        return self.residual.answer(changed)
+
+
+@dataclass
+class Sources:
+    """What the driver does for the maintained aggregates of all queries."""
+
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    live: LiveResults = field(default_factory=LiveResults)
+
+    def source(self, graph: str) -> tuple[Residual, Source] | None:
+        """What a join graph is a source of; None if its rows are a query's answer."""
+        for answer in self.answers.values():
+            for source in answer.residual.sources:
+                if source.name == graph:
+                    return answer.residual, source
+        return None
+
+    def merged(self, rows: ResultRows, source: Source) -> list[ResultFile]:
+        """A file that stands for all files of a source so far, if there are many; else none."""
+        files = self.live.files.get(source.name, ())
+        old = sum(file.bytes for file in files if file.whole)
+        parts = [file for file in files if not file.whole]
+        worth = 4 * sum(file.bytes for file in parts) >= old or len(parts) >= MOST_FILES
+        enough = MERGE_FILES if source.maintained is not None else MOST_FILES
+        if len(parts) < enough or not worth:
+            return []
+        frame = in_one_task(read(source, rows, files), files)
+        whole = frame if source.maintained is None else merged(frame, source.maintained)
+        small = sum(file.bytes for file in files) <= SMALL_BYTES
+        return (rows.written_here if small else rows.written)(source.name, whole, whole=True)
+
+
+def read(source: Source, rows: ResultRows, files: Iterable[ResultFile]) -> DataFrame:
+    """What a source has committed in these files."""
+    return rows.read(source.columns, files)
+
+
+def in_one_task(frame: DataFrame, files: Iterable[ResultFile]) -> DataFrame:
+    """A small frame in one partition."""
+    return frame.coalesce(1) if sum(file.bytes for file in files) <= SMALL_BYTES else frame
+
+
+def output_mode(name: str, residual: Residual | None, asked: str | None) -> str:
+    """The mode in which a query's answer is handed over; refused if it has no meaning for the query."""
+    possible = ("append",) if residual is None else residual.modes
+    if asked is None:
+        return possible[-1]
+    if asked not in MODES:
+        raise QueryError("OUTPUT_MODE", f"there is no output mode {asked!r}", f"use one of: {', '.join(MODES)}")
+    if asked not in possible:
+        what = "rows that are final as soon as they are joined" if residual is None else "an answer that changes"
+        raise QueryError(
+            "OUTPUT_MODE",
+            f"query {name!r} gives {what}, which has no output mode {asked!r}",
+            f"leave it out, or use {' or '.join(possible)}",
+        )
+    return asked
