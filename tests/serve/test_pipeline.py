@@ -34,6 +34,11 @@ needed = "id < 5"
 [streams.ticks]
 format = "rate"
 
+[tables.regions]
+format = "csv"
+path = "regions.csv"
+options = { header = true }
+
 [queries.big]
 sql = "SELECT * FROM orders o JOIN ticks t ON o.id = t.value"
 
@@ -43,6 +48,7 @@ path = "/tmp/out"
 
 [queries.kept]
 sql_file = "kept.sql"
+output_mode = "update"
 
 [trigger]
 every = "1 second"
@@ -99,6 +105,22 @@ def test_a_query_may_stand_in_a_file_of_its_own(good: Pipeline) -> None:
     assert good.queries[1].sink is None
 
 
+def test_a_table_is_a_batch_source_whose_schema_may_be_inferred(good: Pipeline, tmp_path: Path) -> None:
+    (regions,) = good.tables
+    assert (regions.name, regions.format, regions.path) == ("regions", "csv", str(tmp_path / "regions.csv"))
+    assert (regions.schema, regions.options) == (None, {"header": "true"})
+
+
+def test_a_query_may_have_an_output_mode(good: Pipeline) -> None:
+    assert [query.output_mode for query in good.queries] == [None, "update"]
+
+
+def test_the_prompt_needs_no_queries(tmp_path: Path) -> None:
+    text = GOOD[: GOOD.index("[queries.big]")]
+    assert refused(tmp_path, text).code == "PIPELINE_MISSING"
+    assert load(write(tmp_path, text), needs_queries=False).queries == ()
+
+
 def test_without_a_trigger_what_is_available_is_read(tmp_path: Path) -> None:
     assert load(write(tmp_path, GOOD.replace('[trigger]\nevery = "1 second"', ""))).every is None
 
@@ -140,6 +162,11 @@ def test_broken_toml_is_refused_with_its_line(tmp_path: Path) -> None:
         ('format = "rate"', 'format = "rate"\noptions = 3', "PIPELINE_VALUE", "[streams.ticks] options = 3"),
         ('sql_file = "kept.sql"', "", "PIPELINE_MISSING", "[queries.kept] needs either sql or sql_file"),
         ('"kept.sql"', '"none.sql"', "PIPELINE_FILE", "none.sql cannot be read"),
+        ('"update"', '"upsert"', "PIPELINE_VALUE", "[queries.kept] output_mode = 'upsert'"),
+        ('path = "regions.csv"', "", "PIPELINE_MISSING", "[tables.regions] path is missing"),
+        ("[tables.regions]", "[tables.ORDERS]", "PIPELINE_VALUE", "[tables.ORDERS] and [streams.orders] have one name"),
+        ('"regions.csv"', '"r"\nttl = "1 day"', "PIPELINE_KEY", "[tables.regions] 'ttl' is not a known key"),
+        ("[tables.regions]", "[tabels.regions]", "PIPELINE_KEY", "'tabels' is not a known key; did you mean 'tables'?"),
         ('type = "parquet"', 'type = "parkett"', "PIPELINE_VALUE", "did you mean 'parquet'?"),
         ('path = "/tmp/out"', "", "PIPELINE_MISSING", "[queries.big.sink] path is missing"),
         ('every = "1 second"', 'every = "1 second"\navailable_now = true', "PIPELINE_VALUE", "[trigger]"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from plait.serve.pipeline import Pipeline
 
 ERROR_EXIT = 2
+
+
+class Formats(StrEnum):
+    """How `plait sql` prints rows."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+
 
 app = typer.Typer(
     name="plait",
@@ -126,8 +136,35 @@ def explain(file: PipelineFile) -> None:
 
 
 @app.command()
+def sql(
+    file: Annotated[Path | None, typer.Argument(metavar="[pipeline.toml]", help="A pipeline file.")] = None,
+    command: Annotated[
+        list[str] | None, typer.Option("--command", "-c", help="Run this and leave (repeatable).")
+    ] = None,
+    format: Annotated[Formats, typer.Option(help="How rows are printed.")] = Formats.table,
+    follow: Annotated[
+        bool, typer.Option("--follow/--once", help="Go on after every epoch until Ctrl-C, or read what there is.")
+    ] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Keep what SELECTs over streams have read here; the same SELECT continues.")
+    ] = None,
+    start: Annotated[bool, typer.Option("--run", help="Run the pipeline's queries meanwhile (as START does).")] = False,
+    rows: Annotated[int, typer.Option(min=1, help="Rows that a table shows.")] = 100,
+    demo: Annotated[bool, typer.Option("--demo", help="On generated streams instead of a pipeline file.")] = False,
+) -> None:
+    """Ask SQL questions of streams: a prompt, or -c, or statements from standard input."""
+    from plait.serve import sql_prompt
+    from plait.serve.sql_session import Settings
+
+    if demo == (file is not None):
+        raise typer.BadParameter("give either a pipeline file or --demo")
+    settings = Settings(format.value, follow, rows, str(checkpoint.absolute()) if checkpoint else None)
+    raise typer.Exit(sql_prompt.run(file, command or [], settings, start))
+
+
+@app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: tpcds, orders, drivers, state.")],
+    name: Annotated[str, typer.Argument(help="Which benchmark: tpcds, tpch, orders, drivers, state.")],
     quick: Annotated[bool, typer.Option("--quick", help="Tiny data, a few epochs: shows that it works.")] = False,
     sf: Annotated[float | None, typer.Option(help="Scale factor; 1 is 554,000 input rows.")] = None,
     out: Annotated[Path, typer.Option(help="Where NAME.json, NAME.md, NAME.png and the data go.")] = Path("bench-out"),

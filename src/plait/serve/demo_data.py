@@ -25,6 +25,9 @@ STREAMS: dict[str, tuple[str, tuple[str, ...]]] = {
 SHARES = (0.48, 0.17, 0.12, 0.23)
 """Of all rows, on average; about TPC-DS's."""
 
+ITEMS = 18_000
+CATEGORIES = ("Books", "Electronics", "Home", "Music", "Sports")
+
 QUERY = """
 SELECT cu.c_customer_sk, wr.wr_item_sk, cr.cr_item_sk, sr.sr_item_sk
 FROM store_returns sr, customer cu, web_returns wr, catalog_returns cr
@@ -41,12 +44,20 @@ def write_streams(folder: Path, epochs: int, rows: int, seed: int) -> None:
         now = epoch / max(epochs - 1, 1)
         for (name, (key, others)), count in zip(STREAMS.items(), rows_of_epoch(now, rows // epochs), strict=True):
             columns = {key: addresses(random, now, count, rows // 8)}
-            columns |= {other: random.integers(1, 18_000, count) for other in others}
+            columns |= {other: random.integers(1, ITEMS, count) for other in others}
             file = folder / name / f"{epoch:04}.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.table(columns), file)
             # Spark's file source reads in order of modification time.
             os.utime(file, (1_700_000_000 + epoch, 1_700_000_000 + epoch))
+
+
+def write_items(folder: Path) -> None:
+    """Write a table of the items that the streams speak of, as `folder`/item/0.parquet."""
+    items = np.arange(1, ITEMS)
+    columns = {"i_item_sk": items, "i_category": [CATEGORIES[item % len(CATEGORIES)] for item in items]}
+    (folder / "item").mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), folder / "item" / "0.parquet")
 
 
 def rows_of_epoch(now: float, rows: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-'''A pipeline file declares streams, queries and sinks; `plait run` and `plait explain` read it.
+'''A pipeline file declares streams, tables, queries and sinks; `plait run`, `explain` and `sql` read it.
 
     [engine]
     checkpoint = "checkpoint"             # state, results and progress; the one required key of [engine]
@@ -19,8 +19,14 @@
     ttl = "7 days"                        # rows are forgotten this long after they arrived,
     needed = "status = 'open'"            # except those for which this is true
 
+    [tables.regions]                      # rows that do not change, read once; any batch source of Spark
+    format = "csv"
+    path = "regions.csv"                  # file formats need a path; without a schema, Spark infers it
+    options = { header = true }
+
     [queries.big]
     sql = """SELECT …"""                  # or sql_file = "big.sql"
+    output_mode = "complete"              # what sinks get: append, update, complete; by default what fits the query
 
     [queries.big.sink]                    # without a sink, results are kept in the checkpoint
     type = "parquet"                      # noop, console, memory, parquet
@@ -51,11 +57,12 @@ from plait.sql.durations import parse_duration
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from plait.engine import Engine
+    from plait.engine import Engine, QueryHandle
 
 FILE_FORMATS = ("parquet", "json", "csv", "orc", "text", "xml", "avro")
 SINKS: Mapping[str, tuple[str, ...]] = {"noop": (), "console": (), "memory": (), "parquet": ("path",)}
 """Sink types and the options each requires."""
+OUTPUT_MODES = ("append", "update", "complete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +80,24 @@ class StreamSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One `[tables.NAME]`."""
+
+    name: str
+    format: str
+    path: str | None
+    schema: str | None
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class QuerySpec:
     """One `[queries.NAME]`; `sink` is its type and options."""
 
     name: str
     sql: str
     sink: tuple[str, Mapping[str, Any]] | None
+    output_mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +113,10 @@ class Pipeline:
     streams: tuple[StreamSpec, ...]
     queries: tuple[QuerySpec, ...]
     every: str | None
+    tables: tuple[TableSpec, ...] = ()
 
 
-def load(file: Path) -> Pipeline:
+def load(file: Path, needs_queries: bool = True) -> Pipeline:
     """Read and check a pipeline file."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -110,7 +130,7 @@ def load(file: Path) -> Pipeline:
         ) from None
 
     top = _Table(file, "", document)
-    top.allow("engine", "config", "spark", "streams", "queries", "trigger")
+    top.allow("engine", "config", "spark", "streams", "tables", "queries", "trigger")
     engine = top.table("engine", required=True)
     engine.allow("checkpoint")
     spark = top.table("spark")
@@ -120,7 +140,13 @@ def load(file: Path) -> Pipeline:
         if not key.startswith("spark."):
             raise spark.unknown(key, ("app", "master", f"spark.{key}"))
     streams = tuple(_stream(t, name) for name, t in top.table("streams", required=True).tables("stream"))
-    queries = tuple(_query(t, name) for name, t in top.table("queries", required=True).tables("query"))
+    tables: tuple[TableSpec, ...] = ()
+    if "tables" in top.values:
+        tables = tuple(_table(t, name) for name, t in top.table("tables").tables("table"))
+    _refuse_same_names(top, streams, tables)
+    queries: tuple[QuerySpec, ...] = ()
+    if needs_queries or "queries" in top.values:
+        queries = tuple(_query(t, name) for name, t in top.table("queries", required=True).tables("query"))
     return Pipeline(
         file=file,
         checkpoint=engine.path("checkpoint", required=True) or "",
@@ -131,21 +157,28 @@ def load(file: Path) -> Pipeline:
         streams=streams,
         queries=queries,
         every=_every(top.table("trigger")),
+        tables=tables,
     )
 
 
-def build(pipeline: Pipeline, engine: Engine, spark: SparkSession) -> None:
-    """Register the streams, queries and sinks of a pipeline with an engine."""
+def build(pipeline: Pipeline, engine: Engine, spark: SparkSession) -> dict[str, QueryHandle]:
+    """Register the streams, tables, queries and sinks of a pipeline with an engine."""
     for stream in pipeline.streams:
-        engine.stream(stream.name, _read(pipeline, stream, spark), ttl=stream.ttl, needed=stream.needed)
+        engine.stream(stream.name, read_stream(pipeline, stream, spark), ttl=stream.ttl, needed=stream.needed)
+    for table in pipeline.tables:
+        engine.table(table.name, read_table(pipeline, table, spark))
+    handles = {}
     for query in pipeline.queries:
-        handle = engine.query(query.name, query.sql)
+        handle = engine.query(query.name, query.sql, output_mode=query.output_mode)
         if query.sink is not None:
             kind, options = query.sink
             handle.sink(kind, **options)
+        handles[query.name] = handle
+    return handles
 
 
-def _read(pipeline: Pipeline, stream: StreamSpec, spark: SparkSession) -> DataFrame:
+def read_stream(pipeline: Pipeline, stream: StreamSpec, spark: SparkSession) -> DataFrame:
+    """A stream of a pipeline, opened."""
     from pyspark.errors import PySparkException
 
     where = f"{pipeline.file}: [streams.{stream.name}]"
@@ -165,6 +198,21 @@ def _read(pipeline: Pipeline, stream: StreamSpec, spark: SparkSession) -> DataFr
             "PIPELINE_STREAM", f"{where} watermark names {stream.watermark[0]!r}", f"use one of its columns: {known}"
         )
     return frame
+
+
+def read_table(pipeline: Pipeline, table: TableSpec, spark: SparkSession) -> DataFrame:
+    """A table of a pipeline, opened."""
+    from pyspark.errors import PySparkException
+
+    reader = spark.read.format(table.format).options(**table.options)
+    try:
+        if table.schema is not None:
+            reader = reader.schema(table.schema)
+        return reader.load(table.path) if table.path is not None else reader.load()
+    except PySparkException as error:
+        said = str(error).strip().splitlines()[0]
+        where = f"{pipeline.file}: [tables.{table.name}]"
+        raise PipelineError("PIPELINE_TABLE", f"{where} cannot be opened: {said}", "correct the table") from None
 
 
 def _stream(table: _Table, name: str) -> StreamSpec:
@@ -190,6 +238,30 @@ def _stream(table: _Table, name: str) -> StreamSpec:
     )
 
 
+def _table(table: _Table, name: str) -> TableSpec:
+    table.allow("format", "path", "schema", "options")
+    kind = table.text("format", required=True) or ""
+    return TableSpec(
+        name=name,
+        format=kind,
+        path=table.path("path", required=kind.lower() in FILE_FORMATS),
+        schema=table.text("schema"),
+        options=dict(_flatten(table.table("options").values)),
+    )
+
+
+def _refuse_same_names(top: _Table, streams: Iterable[StreamSpec], tables: Iterable[TableSpec]) -> None:
+    """SQL does not tell Orders from orders, nor a stream from a table."""
+    seen: dict[str, str] = {}
+    for section, name in (*(("streams", s.name) for s in streams), *(("tables", t.name) for t in tables)):
+        here, before = f"[{section}.{name}]", seen.get(name.lower())
+        if before is not None:
+            raise PipelineError(
+                "PIPELINE_VALUE", f"{top.file}: {here} and {before} have one name", "give one of them another name"
+            )
+        seen[name.lower()] = here
+
+
 def _ttl(table: _Table) -> str | None:
     ttl = table.text("ttl")
     try:
@@ -210,7 +282,10 @@ def _needed(table: _Table) -> str | None:
 
 
 def _query(table: _Table, name: str) -> QuerySpec:
-    table.allow("sql", "sql_file", "sink")
+    table.allow("sql", "sql_file", "output_mode", "sink")
+    mode = table.text("output_mode")
+    if mode is not None and mode not in OUTPUT_MODES:
+        raise table.wrong("output_mode", f"one of: {', '.join(OUTPUT_MODES)}")
     if ("sql" in table.values) == ("sql_file" in table.values):
         raise PipelineError(
             "PIPELINE_MISSING", f"{table.where} needs either sql or sql_file", "give exactly one of them"
@@ -226,7 +301,7 @@ def _query(table: _Table, name: str) -> QuerySpec:
                 f"{table.where} sql_file {sql_file} cannot be read: {error}",
                 "give an existing text file",
             ) from None
-    return QuerySpec(name, sql, _sink(table.table("sink")) if "sink" in table.values else None)
+    return QuerySpec(name, sql, _sink(table.table("sink")) if "sink" in table.values else None, mode)
 
 
 def _sink(table: _Table) -> tuple[str, Mapping[str, Any]]:
