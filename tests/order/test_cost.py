@@ -176,6 +176,17 @@ def test_without_correlation_shares_and_matches_are_products() -> None:
     assert found.exchange_ns == 4.0
 
 
+def test_a_success_that_was_never_seen_is_rare_and_not_impossible() -> None:
+    never = {**forecast().gamma, ("a", "c"): 0.0}
+    none = {**forecast().mu, ("a", "c"): 0.0}
+    found = viewed(forecast(gamma=never, mu=none))
+    # None of 2000 keys: one in 2002 would not surprise, and would have a partner.
+    assert found.alive[A | C] == pytest.approx(1 / 2002)
+    assert found.width[A | C] == pytest.approx(3.0)
+    few = viewed(forecast(gamma=never, keys={"a": 2.0, "b": 10.0, "c": 10.0}))
+    assert few.alive[A | C] == pytest.approx(1 / 4), "two keys tell little"
+
+
 def test_correlation_and_counted_widths_replace_the_products() -> None:
     together = dict.fromkeys("abc", (1.0,) * 7 + (1.5,))
     found = viewed(forecast(together=together, wider={**{n: {} for n in "bc"}, "a": {A | B: 4.0}}))

@@ -71,9 +71,9 @@ def test_no_java_is_refused_with_the_same_sentence(tmp_path: Path) -> None:
 
 
 def test_an_unknown_benchmark_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    done = plait("bench", "tpch", "--out", str(tmp_path), JAVA_HOME=str(fake_java(tmp_path / "jdk", "17.0.1")))
+    done = plait("bench", "tpcc", "--out", str(tmp_path), JAVA_HOME=str(fake_java(tmp_path / "jdk", "17.0.1")))
     assert done.returncode == 2
-    assert "there is no benchmark 'tpch'" in done.stderr
+    assert "there is no benchmark 'tpcc'" in done.stderr
     assert "use one of: tpcds" in done.stderr
 
 

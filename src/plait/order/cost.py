@@ -275,7 +275,11 @@ def driver_view(
     lookup_ns = [coefficients.alpha_q * f(store, asked) for store in stores]
     alive, width = [0.0] * (1 << n), [0.0] * (1 << n)
     together, wider = forecast.together[driver], forecast.wider[driver]
-    alive_product, width_product = products(graph, driver, forecast.gamma, forecast.mu)
+    # No success among n keys does not mean that there never is one (rule of succession): otherwise whatever comes after
+    # such a probe would be free, and a probe that explodes would look as good as any.
+    gammas = {pair: max(g, 1 / (forecast.keys[pair[0]] + 2)) if g == 0 else g for pair, g in forecast.gamma.items()}
+    mus = {pair: m or 1.0 for pair, m in forecast.mu.items()}
+    alive_product, width_product = products(graph, driver, gammas, mus)
     connected = [bool(w) or bool(a) for a, w in zip(alive_product, width_product, strict=True)]
     for joined in range(1, 1 << n):
         if not joined >> own & 1:

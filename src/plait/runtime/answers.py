@@ -3,29 +3,30 @@
 Contract.  An answer after epoch n is the query's answer over all rows up to n, whatever was merged, replayed or
 restarted in between: it is a function of the files that the manifests up to n name, and of nothing else.
 
-A maintained aggregate commits the partial rows of every epoch, one small file; a source of which Spark needs the rows
-commits those.  Where many files have come together they are merged into one (`Sources.merged`), which the manifest
-marks as standing for all of them.
+Every epoch commits its joined rows as its tasks wrote them: no Spark job is spent on an epoch that nobody asks about.
+Where many files have come together (`Sources.merged`) they become one, which the manifest marks as standing for all of
+them: of a maintained aggregate the partial rows, one per group; of other sources the rows.
 
-Cost: per epoch one Spark job per maintained aggregate with new rows; per answer one job over the files in force.
+Cost: per answer one Spark job over the files in force; per source one more in every eighth epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
 from pyspark.sql import DataFrame
 
 from plait.errors import QueryError
 from plait.runtime.rows import SMALL_BYTES, ResultRows
 from plait.runtime.sinks import Sink
-from plait.sql.residual import Residual, Source, merged
+from plait.sql.residual import Residual, Source, finish, merged
 from plait.state.manifest import Manifest, ManifestLog, ResultFile
 
 MODES = ("append", "update", "complete")
 MERGE_FILES = 8
-"""Partial files of an aggregate that may come together before they are merged."""
+"""Files of joined rows that may come together before a maintained aggregate makes partial rows of them."""
 MOST_FILES = 64
 
 
@@ -73,8 +74,7 @@ class Answer:
     def _rows(self, source: Source, rows: ResultRows, live: LiveResults) -> DataFrame:
         """A source's files in force; where all of the query's are small, Spark answers in one task."""
         every = [file for s in self.residual.sources for file in live.files.get(s.name, ())]
-        found = read(source, rows, live.files.get(source.name, ()))
-        return in_one_task(found, every)
+        return read(self.residual, source, rows, live.files.get(source.name, ()), every)
 
     def delivered(self, rows: ResultRows, live: LiveResults) -> DataFrame:
         """What the sink gets after an epoch: the whole answer, or (update) the rows of groups that have changed."""
@@ -85,8 +85,10 @@ class Answer:
             assert source.maintained is not None
             frame = self._rows(source, rows, live)
             keys = source.maintained.keys
-            new = read(source, rows, live.new.get(source.name, ())).select(*keys).distinct()
-            touched = new.toDF(*(f"n{key}" for key in keys))
+            new = live.new.get(source.name, ())
+            touched = (
+                read(self.residual, source, rows, new, new).select(*keys).distinct().toDF(*(f"n{key}" for key in keys))
+            )
             same = [frame[key].eqNullSafe(touched[f"n{key}"]) for key in keys]
             return frame.join(touched, same, "left_semi") if keys else frame
 
@@ -108,29 +110,38 @@ class Sources:
                     return answer.residual, source
         return None
 
-    def merged(self, rows: ResultRows, source: Source) -> list[ResultFile]:
+    def merged(self, rows: ResultRows, residual: Residual, source: Source) -> list[ResultFile]:
         """A file that stands for all files of a source so far, if there are many; else none."""
         files = self.live.files.get(source.name, ())
         old = sum(file.bytes for file in files if file.whole)
         parts = [file for file in files if not file.whole]
-        worth = 4 * sum(file.bytes for file in parts) >= old or len(parts) >= MOST_FILES
-        enough = MERGE_FILES if source.maintained is not None else MOST_FILES
-        if len(parts) < enough or not worth:
+        new = sum(file.bytes for file in parts)
+        few = len(parts) < (MERGE_FILES if source.maintained is not None else MOST_FILES)
+        if (few and new <= SMALL_BYTES) or (4 * new < old and len(parts) < MOST_FILES):
             return []
-        frame = in_one_task(read(source, rows, files), files)
+        frame = read(residual, source, rows, files, files)
         whole = frame if source.maintained is None else merged(frame, source.maintained)
         small = sum(file.bytes for file in files) <= SMALL_BYTES
         return (rows.written_here if small else rows.written)(source.name, whole, whole=True)
 
 
-def read(source: Source, rows: ResultRows, files: Iterable[ResultFile]) -> DataFrame:
-    """What a source has committed in these files."""
-    return rows.read(source.columns, files)
+def read(
+    residual: Residual, source: Source, rows: ResultRows, files: Iterable[ResultFile], every: Iterable[ResultFile]
+) -> DataFrame:
+    """What a source has committed in these files: partial rows of a maintained aggregate, or the rows themselves.
 
-
-def in_one_task(frame: DataFrame, files: Iterable[ResultFile]) -> DataFrame:
-    """A small frame in one partition."""
-    return frame.coalesce(1) if sum(file.bytes for file in files) <= SMALL_BYTES else frame
+    If `every` file that the query reads is small, all is put into one partition: then Spark needs no exchange.
+    """
+    query = rows.plan.query_by_name[source.name]
+    files, small = list(files), sum(file.bytes for file in every) <= SMALL_BYTES
+    whole = [file for file in files if file.whole]
+    frames = [rows.read(source.columns, whole)] if whole else []
+    if len(whole) < len(files) or not whole:
+        joined = finish(rows.read(query.columns, [file for file in files if not file.whole]), query)
+        joined = joined.coalesce(1) if small else joined
+        frames.append(joined if source.maintained is None else residual.partial(source, joined))
+    found = reduce(DataFrame.union, frames)
+    return found.coalesce(1) if small else found
 
 
 def output_mode(name: str, residual: Residual | None, asked: str | None) -> str:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 import xxhash
@@ -24,7 +23,7 @@ from plait.errors import CheckpointError, PlaitError
 from plait.query.observed import KeyCount, Observed
 from plait.query.plan import Plan
 from plait.runtime import commit as commits
-from plait.runtime.answers import Answer, Sources, in_one_task
+from plait.runtime.answers import Answer, Sources
 from plait.runtime.bucketise import PROPERTY, EpochParameters
 from plait.runtime.exchange import SCHEMA, exchange, planned
 from plait.runtime.failures import sink_failed, translated
@@ -34,7 +33,6 @@ from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Parquet, Sink
 from plait.runtime.state_account import StateAccount
 from plait.runtime.task import EpochTask, every_hop, first_hop, later_hop
-from plait.sql.residual import Residual, Source
 from plait.state.checkpoint import Checkpoint, collect_garbage
 from plait.state.manifest import LiveState, Manifest, ResultFile, Retention
 from plait.state.segment import SegmentInfo
@@ -216,27 +214,22 @@ def join(epoch: Epoch) -> None:
 
 
 def finish(epoch: Epoch) -> None:
-    """Spark's part of this epoch's rows: what only Spark can evaluate, and what aggregates keep of them."""
+    """Spark's part: what only Spark can evaluate of this epoch's rows; now and then, merging what queries keep."""
     driver, account = epoch.driver, epoch.account
     for query in driver.plan.queries:
-        residual, source = driver.sources.source(query.name) or (None, None)
-        if not query.select and not query.where and source is None:
-            continue
-        candidates = [file for file in account.results if file.query == query.name]
-        others = [file for file in account.results if file.query != query.name]
-        finished = candidates
-        if residual is not None and source is not None and source.maintained is not None:
-            finished = driver.rows.finished(query, candidates, partial(_aggregated, residual, source, candidates))
+        kept = driver.sources.source(query.name)
+        if kept is not None:
+            residual, source = kept
+            account.results += driver.sources.merged(driver.rows, residual, source)
         elif query.select or query.where:
+            candidates = [file for file in account.results if file.query == query.name]
+            others = [file for file in account.results if file.query != query.name]
             finished = driver.rows.finished(query, candidates)
+            account.results = others + finished
             account.rows_out[query.name] = sum(file.rows for file in finished)
-        merged = [] if source is None else driver.sources.merged(driver.rows, source)
-        account.results = others + merged + finished
+        else:
+            continue
         reached("finish", epoch.number)
-
-
-def _aggregated(residual: Residual, source: Source, files: list[ResultFile], rows: DataFrame) -> DataFrame:
-    return residual.partial(source, in_one_task(rows, files))
 
 
 def commit(epoch: Epoch) -> None:
@@ -270,6 +263,8 @@ def commit(epoch: Epoch) -> None:
     driver.live = commits.commit(driver.checkpoint, before, manifest)
     driver.state.committed(before, driver.live)
     driver.sources.live.committed(manifest)
+    # What this run has just written need not be read back.
+    driver.rows.known.update(file.path for file in account.results)
     epoch.manifest = manifest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -77,18 +77,12 @@ class ResultRows:
         """Every committed row of a query, exactly once."""
         return self.frame(query, [file for file in self.checkpoint.log.results() if file.query == query])
 
-    def finished(
-        self, query: QueryPlan, candidates: list[ResultFile], then: Callable[[DataFrame], DataFrame] | None = None
-    ) -> list[ResultFile]:
-        """Joined rows go through Spark's part of the query and are written as result files of their own.
-
-        `then` makes of them what is kept in their place.
-        """
+    def finished(self, query: QueryPlan, candidates: list[ResultFile]) -> list[ResultFile]:
+        """Joined rows go through Spark's part of the query and are written as result files of their own."""
         if not candidates:
             return []
         self.known.update(candidate.path for candidate in candidates)
         rows = finish(self.read(query.columns, candidates), query)
-        rows = rows if then is None else then(rows)
         small = sum(candidate.bytes for candidate in candidates) <= SMALL_BYTES
         files = self.written_here(query.name, rows) if small else self.written(query.name, rows)
         for candidate in candidates:

@@ -3,13 +3,14 @@
 Over rows that are only ever added, count, sum, avg, min and max of everything are those functions of their values over
 parts.  So an aggregate splits in three:
 
-    partial   over the rows of one epoch: one row per group, columns g0, g1 … (the keys) and p0, p1 … (values so far)
+    partial   over the rows of some epochs: one row per group, columns g0, g1 … (the keys) and p0, p1 … (values so far)
     merged    over the partial rows of any epochs: the same columns; merging merged rows is the same again
     final     over merged rows: the columns of the aggregate itself
 
-Partial rows are committed with their epoch, so the state of an aggregate is recovered like everything else.
+Both the rows of the last epochs and the merged rows of those before are committed with their epoch, so the state of an
+aggregate is recovered like everything else (`runtime/answers.py`).
 
-Cost: per epoch its rows once; for an answer as many rows as there are groups, times the partial files not merged yet.
+Cost: for an answer as many rows as there are groups, and the rows of the epochs that are not merged yet.
 """
 
 from __future__ import annotations

@@ -43,6 +43,10 @@ _REFUSED: dict[str, tuple[str, str, str]] = {
 }
 
 
+_BY_ARRIVAL = ("First", "Last", "AnyValue")
+"""Aggregates that Spark calls deterministic, though they are not over rows in any order."""
+
+
 def refuse_constructs(analysed: Any) -> None:
     """Raise a QueryError for the first construct in the analysed plan that has no meaning on streams."""
     classes = [found.split("$")[0] for found in _CLASS.findall(analysed.toJSON())]
@@ -56,7 +60,7 @@ def refuse_constructs(analysed: Any) -> None:
     for name in sorted(operators - _WELCOME):
         raise refusal_of(name)
     # Reading the plan costs more than all of Catalyst's work: most queries need not be looked at closer.
-    if not analysed.deterministic() or "GlobalLimit" in names:
+    if not analysed.deterministic() or names & {"GlobalLimit", *_BY_ARRIVAL}:
         for node in _plans(analysed):
             _refuse_arbitrary(node)
 
@@ -74,6 +78,14 @@ def _refuse_arbitrary(node: Any) -> None:
                     f"the query calls {part.prettyName()}, which gives another value each time or depends on the order "
                     f"in which rows arrive{_at(part)}",
                     _EARLIER,
+                )
+    for expression in _items(node.expressions()) if node.nodeName() == "Aggregate" else ():
+        for part in _expressions(expression):
+            if part.getClass().getSimpleName() in _BY_ARRIVAL:
+                raise QueryError(
+                    "NON_DETERMINISTIC",
+                    f"the query calls {part.prettyName()}, which depends on the order in which rows arrive{_at(part)}",
+                    "use min, max, or max_by with a column that decides",
                 )
     if node.nodeName() == "GlobalLimit":
         below = node.child()

@@ -166,6 +166,8 @@ class DeepSegment:
     copied: bool = False
     """The file is a copy: one that is damaged is deleted, so that another comes."""
     _readers: dict[tuple[str, ...], pa.ipc.RecordBatchFileReader] = field(default_factory=dict)
+    _weights: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """What a block of these columns weighs in memory: blocks of a segment are alike, and Arrow is slow to tell."""
 
     @classmethod
     def of(cls, path: str, content: pa.Buffer, copied: bool = False) -> DeepSegment:
@@ -296,7 +298,9 @@ class DeepSegment:
             if batch is None:
                 batch = self._read(columns, block)
                 if keep:
-                    CACHE.put(key, batch, batch.nbytes)
+                    if columns not in self._weights:
+                        self._weights[columns] = batch.nbytes
+                    CACHE.put(key, batch, self._weights[columns])
             else:
                 METER.blocks_cached += 1
             yield batch
