@@ -97,7 +97,9 @@ def drifting(epochs: int = 5) -> Case:
     return Case(relations, dict.fromkeys(relations, schema), queries, {}, arrivals, [0] * epochs, seed=3, results=500)
 
 
-@pytest.mark.parametrize("orderer", ORDERERS)
+@pytest.mark.parametrize(
+    "orderer", [o if o == "dp_pick" else pytest.param(o, marks=pytest.mark.soak) for o in ORDERERS]
+)
 def test_oracle_every_policy_under_every_orderer(orderer: str) -> None:
     case = drifting()
     orders: set[str] = set()

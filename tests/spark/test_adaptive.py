@@ -101,6 +101,7 @@ def test_what_was_learnt_is_advice_only(spark: SparkSession, tmp_path: Path) -> 
             case.check(engine)
 
 
+@pytest.mark.soak
 def test_every_policy_and_orderer_gives_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     case = Flip(spark, tmp_path)
     settings = [

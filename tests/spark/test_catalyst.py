@@ -306,6 +306,7 @@ def test_a_scala_function_of_the_session_is_printed_by_name(session: SparkSessio
     assert str(graph.equalities[0]) == "o.=(id * 2) = g.id"
 
 
+@pytest.mark.soak
 def test_every_keyword_can_be_a_column(session: SparkSession) -> None:
     words = [row.keyword.lower() for row in session.sql("SELECT * FROM sql_keywords()").collect()]
     schema = StructType([StructField(word, StringType()) for word in words])

@@ -120,6 +120,10 @@ DRIVERS: dict[str, Callable[[Home], bool]] = {
 }
 """Deaths of the driver, one per start, and what each must leave behind."""
 
+SOME = ("commit.2@1", "commit.3@2", "commit.4@3", "finish@8")
+"""Before the commit, after it, between a sink and its receipt, and before an aggregate is committed.  The others take
+as long again: they are a soak test."""
+
 
 def _sources(home: Path) -> None:
     rng = np.random.default_rng(5)
@@ -183,14 +187,16 @@ def _rows(files: list[Path]) -> Counter[tuple[Any, ...]]:
     return found
 
 
-def test_kill_9_anywhere_and_every_result_is_still_there_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("points", [SOME, pytest.param(tuple(DRIVERS), marks=pytest.mark.soak)], ids=["some", "all"])
+def test_kill_9_anywhere_and_every_result_is_still_there_once(tmp_path: Path, points: tuple[str, ...]) -> None:
     for folder in ("star", "once"):
         (tmp_path / folder).mkdir()
     _sources(tmp_path)
     home = Home(tmp_path)
-    faults = ",".join((*WORKERS, *DRIVERS))
+    faults = ",".join((*WORKERS, *points))
 
-    for point, left_behind in DRIVERS.items():
+    for point in points:
+        left_behind = DRIVERS[point]
         code, said = _start(tmp_path, faults)
         assert code == (3 if point.startswith("jvm") else -signal.SIGKILL), f"at {point}: {code}\n{said}"
         assert point in home.fired(), f"{point} was not where the driver died\n{said}"
@@ -199,7 +205,7 @@ def test_kill_9_anywhere_and_every_result_is_still_there_once(tmp_path: Path) ->
     assert code == 0, said
 
     # Every fault struck, and struck once; the last run did what was left.
-    assert home.fired() == {*WORKERS, *DRIVERS}
+    assert home.fired() == {*WORKERS, *points}
     assert home.manifests()[-1] == EPOCHS - 1
     report = home.report()
     assert report["epochs"] == [8, 9]

@@ -141,7 +141,10 @@ def epoch_bags(engine: plait.Engine, query: str, epochs: int) -> list[Bag]:
 
 @pytest.mark.parametrize(
     "config",
-    [plait.Config(tasks=2), plait.Config(tasks=3, probe="iterative", fan_in=2)],
+    [
+        plait.Config(tasks=2),
+        pytest.param(plait.Config(tasks=3, probe="iterative", fan_in=2), marks=pytest.mark.soak),
+    ],
     ids=["factorised", "iterative"],
 )
 def test_oracle_every_query_of_the_matrix_is_exact_after_every_epoch(

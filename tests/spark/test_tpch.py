@@ -1,4 +1,4 @@
-"""All 22 queries of TPC-H over eight streams, in one engine; answers in between and at the end are DuckDB's."""
+"""Queries of TPC-H over eight streams, all in one engine; answers in between and at the end are DuckDB's."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.serve.bench import tpch_data
-from plait.serve.bench.tpch import expected_answers, same_rows
+from plait.serve.bench.tpch import PAPER, expected_answers, same_rows
 from plait.serve.bench.tpch_queries import QUERIES
 from plait.serve.bench.tpch_run import streams
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize(("sf", "epochs"), [(0.01, 4), pytest.param(0.1, 10, marks=pytest.mark.soak)])
-def test_all_queries_are_right_after_any_epoch(spark: SparkSession, tmp_path: Path, sf: float, epochs: int) -> None:
+@pytest.mark.parametrize(
+    ("queries", "sf", "epochs"),
+    [(PAPER, 0.01, 4), pytest.param(tuple(QUERIES), 0.1, 10, marks=pytest.mark.soak)],
+    ids=["paper", "all"],
+)
+def test_all_queries_are_right_after_any_epoch(
+    spark: SparkSession, tmp_path: Path, queries: tuple[int, ...], sf: float, epochs: int
+) -> None:
     folder = tpch_data.ensure(tmp_path / "data", sf, epochs)
     checked = (epochs // 3, 2 * epochs // 3, epochs - 1)
-    answers: dict[int, dict[int, list[list[Any]]]] = {query: {} for query in QUERIES}
+    answers: dict[int, dict[int, list[list[Any]]]] = {query: {} for query in queries}
 
     def take(query: int, rows: DataFrame, epoch: int) -> None:
         if epoch in checked:
@@ -31,14 +37,14 @@ def test_all_queries_are_right_after_any_epoch(spark: SparkSession, tmp_path: Pa
     with plait.Engine(spark, str(tmp_path / "checkpoint"), plait.Config(sync=False)) as engine:
         for table, frame in streams(spark, folder, epochs).items():
             engine.stream(table, frame)
-        for query, sql in QUERIES.items():
+        for query in queries:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", plait.RecomputationWarning)
-                handle = engine.query(f"q{query}", sql)
+                handle = engine.query(f"q{query}", QUERIES[query])
             handle.foreach_batch(lambda rows, epoch, query=query: take(query, rows, epoch))
         engine.start(available_now=True).await_termination()
-    for query in QUERIES:
+    for query in queries:
         for epoch, rows in expected_answers(folder, query, checked).items():
             assert same_rows(answers[query][epoch], rows), f"Q{query} after epoch {epoch}"
     sizes = {query: len(found[epochs - 1]) for query, found in answers.items()}
-    assert sum(size > 0 for size in sizes.values()) >= 17, f"most answers have rows: {sizes}"
+    assert sum(size > 0 for size in sizes.values()) >= len(queries) - 5, f"most answers have rows: {sizes}"

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 STREAMS = ("r", "s", "t")
 EPOCHS = 3
 ROWS = 12
-QUERIES = 12
+QUERIES = 8
 
 
 @dataclass
