@@ -65,7 +65,7 @@ KINDS = (*EXACT, *COMPARED)
 def value(kind: str, number: int) -> Any:
     """The number-th value of a type; nearby numbers are the awkward ones."""
     if kind in WIDTHS:
-        return (0, -1, 1, 127, -128)[number] if number < 5 else number
+        return (0, -1, 1, 127, -128)[number] if number < 5 else number % 128 if kind == "tinyint" else number
     if kind == "boolean":
         return number % 2 == 1
     if kind == "string":

@@ -73,13 +73,13 @@ def test_a_damaged_identity_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_newer_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plait.json").write_text(json.dumps({"format": 9, "id": f"{1:032x}"}))
-    with pytest.raises(CheckpointError, match=r"FORMAT_NEWER.*format 9.*up to 2.*upgrade plait"):
+    with pytest.raises(CheckpointError, match=r"FORMAT_NEWER.*format 9.*up to 3.*upgrade plait"):
         Checkpoint(str(tmp_path), CONFIG).open()
 
 
 def test_an_older_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plait.json").write_text(json.dumps({"format": 1, "id": f"{1:032x}"}))
-    with pytest.raises(CheckpointError, match=r"FORMAT_OLDER.*format 1;.*reads format 2.*finish with the version"):
+    with pytest.raises(CheckpointError, match=r"FORMAT_OLDER.*format 1;.*reads format 3.*finish with the version"):
         Checkpoint(str(tmp_path), CONFIG).open()
 
 

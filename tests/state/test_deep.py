@@ -124,6 +124,11 @@ def test_a_deep_segment_answers_as_a_run_in_memory_does(
     assert found.low.tolist() == expected.low.tolist()
     assert found.high.tolist() == expected.high.tolist()
     assert found.asked == expected.asked
+    low, high = sorted(data.draw(st.tuples(*[st.sampled_from([0, 2**64, *asked.tolist()])] * 2)))
+    inside, within = segment.between(low, high)
+    assert inside.tolist() == [v for v in memory.hashes.tolist() if low <= v < high]
+    assert inside.tolist() == memory.between(low, high)[0].tolist()
+    assert not columns or within.to_pylist() == memory.between(low, high)[1].to_pylist()
     rows = np.array(data.draw(st.lists(st.integers(first, len(values) - 1), max_size=30)), np.int64)
     names = ["s", "v"] if columns else []
     assert same(segment.take(names, rows), memory.take(names, rows))
@@ -177,14 +182,14 @@ def regions(data: bytes, info: SegmentInfo) -> dict[str, tuple[int, int]]:
     """Where the parts of a deep segment lie."""
     (length,) = struct.unpack("<Q", data[-8:])
     index: dict[str, Any] = json.loads(data[-8 - length : -8])
-    found = {"IPC footer": (info.meta, index["ipc"])}
-    for name in ("hashes", "fence", "filter", "offsets", "sums"):
+    found = {"schema": (info.meta, info.meta + index["schema"][1])}
+    for name in ("hashes", "fence", "filter", "offsets", "sizes", "sums"):
         begin, count = index[name]
         found[name] = (begin, begin + 8 * count)
     return {**found, "index": (len(data) - 8 - length, len(data) - 8), "length": (len(data) - 8, len(data))}
 
 
-PARTS = ["IPC footer", "hashes", "fence", "filter", "offsets", "sums", "index", "length"]
+PARTS = ["schema", "hashes", "fence", "filter", "offsets", "sizes", "sums", "index", "length"]
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -62,13 +62,13 @@ def test_a_damaged_manifest_is_never_read() -> None:
 
 def test_a_newer_format_is_refused_with_both_versions() -> None:
     newer = FULL.encode().replace(f"plait-manifest {FORMAT}".encode(), b"plait-manifest 12")
-    with pytest.raises(CheckpointError, match=r"FORMAT_NEWER.*format 12.*up to 2.*upgrade plait"):
+    with pytest.raises(CheckpointError, match=r"FORMAT_NEWER.*format 12.*up to 3.*upgrade plait"):
         Manifest.decode(newer)
 
 
 def test_an_older_format_is_refused_with_what_to_do() -> None:
     older = FULL.encode().replace(f"plait-manifest {FORMAT}".encode(), b"plait-manifest 1")
-    with pytest.raises(CheckpointError, match=r"FORMAT_OLDER.*format 1;.*reads format 2.*new checkpoint"):
+    with pytest.raises(CheckpointError, match=r"FORMAT_OLDER.*format 1;.*reads format 3.*new checkpoint"):
         Manifest.decode(older)
 
 

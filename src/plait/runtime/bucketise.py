@@ -167,7 +167,7 @@ def _bucket(table: pa.Table, source: Input, edge: IngestEdge, parameters: EpochP
     hashes = hash_key(table, edge.key) if edge.key.columns else spread(table.num_rows)
     order = np.argsort(hashes, kind="stable")
     names = [*source.travelling, *([MASK] if len(source.filters) > 1 else [])]
-    arrays = [pa.array(hashes[order]), *(take(single(table.column(name)), order) for name in names)]
+    arrays = [pa.array(hashes[order]), *take([single(table.column(name)) for name in names], order)]
     if source.ttl_us is not None:
         arrived = np.full(len(order), parameters.clock_us, np.int64)
         if source.needed is not None:

@@ -29,6 +29,7 @@ from plait.kernels.runs import merge_order
 from plait.query.plan import HASH
 from plait.runtime.spill import Spill, Spilled
 from plait.state.columns import take_table
+from plait.state.run import first_from
 
 SCHEMA = StructType(
     [StructField("task", IntegerType()), StructField("edge", IntegerType()), StructField("payload", BinaryType())]
@@ -146,17 +147,17 @@ class Inbox:
         for begin, end in pairwise(bounds):
             whole = count == 1
             tables = {
-                edge: parts if whole else [p for p in (_between(b, begin, end) for b in parts) if p.num_rows]
+                edge: parts if whole else [p for p in (between(b, begin, end) for b in parts) if p.num_rows]
                 for edge, parts in self.buckets.items()
             }
             yield {edge: merged(parts) for edge, parts in tables.items() if parts}
 
 
-def _between(bucket: pa.Table, begin: int, end: int) -> pa.Table:
+def between(bucket: pa.Table, begin: int, end: int) -> pa.Table:
+    """The tuples of a bucket, which is sorted by hash, with hashes from `begin` to before `end`."""
     hashes = bucket.column(HASH).to_numpy()
-    first = int(np.searchsorted(hashes, np.uint64(begin)))
-    last = len(hashes) if end >= 2**64 else int(np.searchsorted(hashes, np.uint64(end)))
-    return bucket.slice(first, last - first)
+    first = first_from(hashes, begin)
+    return bucket.slice(first, first_from(hashes, end) - first)
 
 
 def merged(buckets: list[pa.Table]) -> pa.Table:

@@ -8,7 +8,7 @@ budget, not on how many partners a key has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -35,6 +35,11 @@ class Slot:
     def column(self, name: str) -> pa.Array:
         """The column's value in every tuple."""
         values = single(self.table.column(name))
+        return values if self.rows is None else take([values], self.rows)[0]
+
+    def columns(self, names: Sequence[str]) -> list[pa.Array]:
+        """Several columns' values in every tuple."""
+        values = [single(self.table.column(name)) for name in names]
         return values if self.rows is None else take(values, self.rows)
 
     def picked(self, rows: Rows) -> Slot:
@@ -52,6 +57,14 @@ class Partial:
     def column(self, ref: SlotColumn) -> pa.Array:
         """A column of every tuple."""
         return self.slots[ref.slot].column(ref.column)
+
+    def columns(self, refs: Sequence[SlotColumn]) -> list[pa.Array]:
+        """Several columns of every tuple."""
+        found: dict[SlotColumn, pa.Array] = {}
+        for number, slot in enumerate(self.slots):
+            mine = list(dict.fromkeys(ref for ref in refs if ref.slot == number))
+            found.update(zip(mine, slot.columns([ref.column for ref in mine]), strict=True))
+        return [found[ref] for ref in refs]
 
     def picked(self, rows: Rows) -> Partial:
         """The tuples `rows`, which must be ascending."""
@@ -144,8 +157,7 @@ class Matches:
                 picked.append(run.take(self.columns, wanted))
                 offset[at] += high - low
             total = int(ends[-1]) if len(ends) else 0
-            arrays = [gather([part[i] for part in picked], places, total) for i in range(len(self.columns))]
-            self.table = pa.table(arrays, names=list(self.columns))
+            self.table = pa.table(gather(picked, places, total), names=list(self.columns))
             self.found = []
         return self.table, self.starts
 

@@ -231,9 +231,7 @@ class Prober:
             table, key = self._probe_key(node, partial)
         hashes = hash_key(table, key)
         order = np.argsort(hashes, kind="stable")
-        sorted_partial = [slot.picked(order) for slot in partial.slots]
-        arrays, names = [pa.array(hashes[order])], [HASH]
-        for ref in node.needs(below=len(partial.slots)):
-            arrays.append(sorted_partial[ref.slot].column(ref.column))
-            names.append(f"{ref.slot}.{ref.column}")
-        self.ship(node, pa.table(arrays, names=names))
+        needs = node.needs(below=len(partial.slots))
+        columns = Partial(hashes, tuple(slot.picked(order) for slot in partial.slots)).columns(needs)
+        names = [HASH, *(f"{ref.slot}.{ref.column}" for ref in needs)]
+        self.ship(node, pa.table([pa.array(hashes[order]), *columns], names=names))

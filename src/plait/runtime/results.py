@@ -85,8 +85,7 @@ class ResultWriter:
 
     def write(self, emit: Emit, partial: Partial) -> None:
         """Materialises a chunk of results; with nowhere to go the rows end here (the papers' black hole)."""
-        arrays = [partial.column(ref) for ref in emit.columns]
-        self.add(pa.table(arrays, names=list(self.columns)))
+        self.add(pa.table(partial.columns(emit.columns), names=list(self.columns)))
 
     def add(self, batch: pa.Table) -> None:
         """More rows, in the query's columns."""

@@ -23,6 +23,7 @@ from plait.runtime.exchange import Inbox, Outbox
 from plait.runtime.faults import reached
 from plait.runtime.frames import Frame, Partial, Slot, arrived
 from plait.runtime.hops import Prober, Span
+from plait.runtime.passes import HashRange, passes_for, reads_at
 from plait.runtime.results import ResultWriter
 from plait.runtime.sampling import front, key_count, passing, sampled, smallest
 from plait.state.cache import CACHE
@@ -30,8 +31,8 @@ from plait.state.columns import take_table
 from plait.state.deep import writing_deep
 from plait.state.files import Files
 from plait.state.home import SegmentHome
-from plait.state.reader import open_segment
-from plait.state.run import METER, MemoryRun, Run
+from plait.state.reader import Segment, open_segment
+from plait.state.run import METER, MemoryRun, Run, together
 from plait.state.segment import SegmentInfo, new_run, write_segment
 from plait.state.tiers import PART_BYTES, Merge, merge_some
 
@@ -102,10 +103,11 @@ def first_hop(context: EpochTask, task: int | None = None, kind: type[Work] | No
                 work.append(inputs[edge], table)
                 reached("task.append", context.epoch)
             with work.timed("probe"):
-                for tree in context.plan.trees:
-                    if tree.edge in tables:
-                        work.drive(tree, tables[tree.edge])
-                        reached("task.probe", context.epoch)
+                for part in work.passes(tables, 1):
+                    for tree in context.plan.trees:
+                        if tree.edge in part:
+                            work.drive(tree, part[tree.edge])
+                            reached("task.probe", context.epoch)
             # The smallest hashes are in the first slice of the first task.
             if context.sampled and work.task == 0 and number == 0:
                 with work.timed("sample"):
@@ -131,9 +133,10 @@ def later_hop(context: EpochTask, hop: int, task: int | None = None) -> TaskFunc
         work.forward(inbox.notes)
         for tables in inbox.slices(work.inbox_bytes, context.groups(work.task)):
             with work.timed("probe"):
-                for tree in context.plan.trees:
-                    for top in tree.nodes:
-                        work.continue_from(top, 1, hop, tables)
+                for part in work.passes(tables, hop):
+                    for tree in context.plan.trees:
+                        for top in tree.nodes:
+                            work.continue_from(top, 1, hop, part)
             yield from work.outbox.batches()
         yield from work.finish()
         reached("task.hop", context.epoch)
@@ -200,7 +203,11 @@ class Work:
             self.emit,
         )
         self._mine: dict[str, list[SegmentInfo]] = {}
-        self._opened: dict[str, Run] = {}
+        self._opened: dict[str, Segment] = {}
+        self._range: HashRange | None = None
+        self._dense: frozenset[str] = frozenset()
+        self._loaded: dict[str, MemoryRun] = {}
+        """What the pass that is under way has put together, by store."""
         self._new_runs: dict[str, str] = {}
         self._metered = replace(METER)
 
@@ -241,6 +248,20 @@ class Work:
         self.current.setdefault(store.id, []).append(MemoryRun(hashes, rows))
         self.outbox.note(self.task, kind="segment", info=info.to_json())
 
+    def passes(self, tables: Mapping[int, pa.Table], hop: int) -> Iterator[Mapping[int, pa.Table]]:
+        """The tuples that arrived at a hop, at once or range of hashes by range: what reads the fewest blocks."""
+        share = self.context.memory // 2
+        chosen = passes_for(reads_at(self.context.plan, hop, tables, self._own), share * 3 // 4)
+        if chosen.count == 1:
+            yield tables
+            return
+        CACHE.resize(share // 4)
+        for hashes, part in chosen.cut(tables):
+            self._range, self._dense, self._loaded = hashes, chosen.dense, {}
+            yield part
+        self._range, self._dense, self._loaded = None, frozenset(), {}
+        CACHE.resize(share)
+
     def drive(self, tree: ProbeTree, table: pa.Table) -> None:
         """Sends new tuples of one relation through its probe tree, as far as this hop goes."""
         if tree.filter is not None:
@@ -278,13 +299,21 @@ class Work:
         return self.runs_of(step.store, step.sees_current, times)
 
     def runs_of(self, store: str, sees_current: bool, times: Span = (None, None)) -> list[Run]:
+        current = self.current.get(store, []) if sees_current else []
+        if store in self._dense and times == (None, None):
+            return [self._together(store), *current]
+        own = self._own(store)
+        mine = [info for info in own if _overlaps(info, times)]
+        METER.segments_skipped += len(own) - len(mine)
+        return [*(self._open(info) for info in mine), *current]
+
+    def _own(self, store: str) -> list[SegmentInfo]:
+        """The live segments with rows of this task's key groups."""
         if store not in self._mine:
             low, high = self.context.groups(self.task)
             infos = self.context.live.get(store, ())
             self._mine[store] = [info for info in infos if info.lo_group < high and info.hi_group > low]
-        mine = [info for info in self._mine[store] if _overlaps(info, times)]
-        METER.segments_skipped += len(self._mine[store]) - len(mine)
-        return [self._open(info) for info in mine] + (self.current.get(store, []) if sees_current else [])
+        return self._mine[store]
 
     def sample(self, tables: Mapping[int, pa.Table]) -> None:
         """Looks the smallest new keys up in all stores on their attribute, and counts the keys of every store."""
@@ -307,11 +336,20 @@ class Work:
         counts = {store: key_count(runs, groups / KEY_GROUPS) for store, runs in fronts.items()}
         self.outbox.note(self.task, kind="keys", keys=counts)
 
-    def _open(self, info: SegmentInfo) -> Run:
+    def _open(self, info: SegmentInfo) -> Segment:
         found = self._opened.get(info.path)
         if found is None:
             found = open_segment(self.context.home, info, self.context.verified_dir)
             self._opened[info.path] = found
+        return found
+
+    def _together(self, store: str) -> MemoryRun:
+        """All rows of a store that the pass under way is about."""
+        assert self._range is not None
+        found = self._loaded.get(store)
+        if found is None:
+            pieces = [self._open(info).between(*self._range) for info in self._own(store)]
+            found = self._loaded[store] = together(pieces)
         return found
 
     def ship(self, node: Node, table: pa.Table) -> None:

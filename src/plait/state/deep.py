@@ -1,19 +1,22 @@
 """Deep segments: rows in compressed blocks, for state that does not fit memory.
 
-    blocks    an Arrow IPC file of many record batches, LZ4-compressed buffer by buffer; HASH is not among the columns
+    blocks    record batches as Arrow IPC messages, each LZ4-compressed as one piece; HASH is not among the columns
+    schema    of the blocks, as an Arrow IPC message
     hashes    uncompressed, so that lookups work on the memory map as in a flat segment
     fence     every 512th hash: which page of the hashes to touch
     filter    a Bloom filter over the hashes: which keys need not be looked up at all
-    offsets, sums   where each block ends, and its xxh3-64
+    offsets, sizes, sums   where each block ends, how large it is uncompressed, and its xxh3-64
     index     JSON that says where all that is; its length in the last 8 bytes
 
 Contract.  Everything behind the blocks is covered by the checksum in the manifest; a block by its own sum, compared
 whenever it is read from the file.  So opening costs what the hashes weigh, not the rows, and a bit that flips on disk
 is found however late.
 
-Cost.  A lookup: one question to the filter, then one page of hashes.  A row that is read: its block, unless that is
-in the cache.  Probes and rows come in ascending order, so reads go forward.  The map is declared random, so that a
-page costs a page and not the operating system's read-ahead; what will be touched is announced (WILLNEED) before it is.
+Cost.  A lookup: one question to the filter, then one page of hashes.  A row that is read: its block with all columns,
+unless that is in the cache; compressing column by column would cost more than it saves, because what a block of wide
+rows holds of one column is a few hundred bytes.  Probes and rows come in ascending order, so reads go forward.  The map
+is declared random, so that a page costs a page and not the operating system's read-ahead; what will be touched is
+announced (WILLNEED) before it is.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -43,15 +46,23 @@ from plait.state.columns import single, take
 from plait.state.files import RESTORE
 from plait.state.home import SegmentHome
 from plait.state.mapped import announce
-from plait.state.run import METER, NOTHING, Found, ends_of, within
+from plait.state.run import METER, NOTHING, Found, ends_of, first_from, within
 from plait.state.segment import SegmentInfo, Summary, Tee, new_path, writing
 
-BLOCK_BYTES = 32 << 10
+BLOCK_BYTES = 64 << 10
 """Of rows in memory per block: decompressing one costs about as much as finding it on disk."""
 
+_CODEC = pa.Codec("lz4_raw")
 _MOST_ROWS = 8192
+_SHRINKS = 2.0
+"""How many times smaller rows are in a deep segment, about."""
 _TOGETHER = 64
 """Blocks that rows are taken from at a time."""
+
+
+def blocks_in(size: int) -> int:
+    """The number of blocks in so many bytes of a deep segment, about."""
+    return math.ceil(_SHRINKS * size / BLOCK_BYTES)
 
 
 class DeepWriter:
@@ -67,10 +78,8 @@ class DeepWriter:
         self._hashes: list[U64] = []
         self._held: list[pa.Table] = []
         self._ends: list[int] = []
+        self._sizes: list[int] = []
         self._sums: list[int] = []
-        self._block = tee.digest = xxhash.xxh3_64()
-        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-        self._writer = pa.ipc.new_file(pa.PythonFile(tee, mode="w"), self._schema, options=options)
 
     @property
     def rows(self) -> int:
@@ -95,12 +104,14 @@ class DeepWriter:
             return
         table = pa.concat_tables(self._held).combine_chunks()
         for begin in range(0, count * self.block_rows, self.block_rows):
-            # combine_chunks cuts the slice out: a batch carries its own rows only.
-            for batch in table.slice(begin, self.block_rows).combine_chunks().to_batches():
-                self._writer.write_batch(batch)
+            # Serialising cuts the slice out: a block carries its own rows only.
+            (batch,) = table.slice(begin, self.block_rows).combine_chunks().to_batches()
+            message = batch.serialize()
+            block = _CODEC.compress(message)
+            self._tee.write(block)
             self._ends.append(self._tee.size)
-            self._sums.append(self._block.intdigest())
-            self._block.reset()
+            self._sizes.append(message.size)
+            self._sums.append(xxhash.xxh3_64_intdigest(block))
         rest = table.slice(count * self.block_rows)
         self._held = [rest] if rest.num_rows else []
 
@@ -109,16 +120,18 @@ class DeepWriter:
         self._write_blocks(math.ceil(sum(t.num_rows for t in self._held) / self.block_rows))
         tee = self._tee
         self.meta = tee.size
-        tee.digest = xxhash.xxh3_128()
-        self._writer.close()
+        tee.digest.reset()
         hashes = np.concatenate(self._hashes)
-        index: dict[str, Any] = {"ipc": tee.size, "block_rows": self.block_rows, "width": self.width}
+        schema = self._schema.serialize()
+        index: dict[str, Any] = {"schema": [tee.size, schema.size], "block_rows": self.block_rows, "width": self.width}
+        tee.write(schema)
         index["ends"] = ends_of(hashes)
         parts = {
             "hashes": hashes,
             "fence": fence(hashes),
             "filter": build_filter(hashes),
             "offsets": np.array([0, *self._ends], np.uint64),
+            "sizes": np.array(self._sizes, np.uint64),
             "sums": np.array(self._sums, np.uint64),
         }
         for name, words in parts.items():
@@ -158,16 +171,14 @@ class DeepSegment:
     fence: U64
     filter: U64
     offsets: U64
+    sizes: U64
     sums: U64
+    schema: pa.Schema
     block_rows: int
     width: float
-    ipc: int
     first: int = 0
     copied: bool = False
     """The file is a copy: one that is damaged is deleted, so that another comes."""
-    _readers: dict[tuple[str, ...], pa.ipc.RecordBatchFileReader] = field(default_factory=dict)
-    _weights: dict[tuple[str, ...], int] = field(default_factory=dict)
-    """What a block of these columns weighs in memory: blocks of a segment are alike, and Arrow is slow to tell."""
 
     @classmethod
     def of(cls, path: str, content: pa.Buffer, copied: bool = False) -> DeepSegment:
@@ -189,17 +200,18 @@ class DeepSegment:
             fence=words("fence"),
             filter=words("filter"),
             offsets=words("offsets"),
+            sizes=words("sizes"),
             sums=words("sums"),
+            schema=pa.ipc.read_schema(content.slice(*index["schema"])),
             block_rows=index["block_rows"],
             width=index["width"],
-            ipc=index["ipc"],
             copied=copied,
         )
 
     def check(self) -> None:
         """Compares every block with its sum."""
         for block in range(len(self.sums)):
-            self._compare(block)
+            self._verified(block)
 
     @property
     def hashes(self) -> U64:
@@ -244,22 +256,22 @@ class DeepSegment:
         if not names:
             return []
         if not len(rows):
-            return [pa.array([], self._schema.field(name).type) for name in names]
+            return [pa.array([], self.schema.field(name).type) for name in names]
         blocks = rows // self.block_rows
         cuts = np.concatenate(([0], np.flatnonzero(np.diff(blocks)) + 1))
         wanted = blocks[cuts]
         parts: list[list[pa.Array]] = [[] for _ in names]
-        found = self._blocks(names, wanted)
+        found = self._blocks(wanted)
         for begin in range(0, len(wanted), _TOGETHER):
             near = wanted[begin : begin + _TOGETHER]
-            table = pa.Table.from_batches(list(islice(found, len(near))))
+            table = pa.Table.from_batches(list(islice(found, len(near)))).select(names).combine_chunks()
             until = cuts[begin + len(near)] if begin + len(near) < len(cuts) else len(rows)
             places = np.cumsum([0, *(self._rows_of(n) for n in near[:-1].tolist())])
             inside = rows[cuts[begin] : until]
             which = np.repeat(np.arange(len(near)), np.diff([*cuts[begin : begin + len(near)], until]))
             inside = inside - (near * self.block_rows)[which] + places[which]
-            for part, name in zip(parts, names, strict=True):
-                part.append(take(single(table.column(name)), inside))
+            for part, values in zip(parts, take([single(c) for c in table.columns], inside), strict=True):
+                part.append(values)
         return [pa.concat_arrays(part) if len(part) > 1 else part[0] for part in parts]
 
     def _rows_of(self, block: int) -> int:
@@ -267,53 +279,46 @@ class DeepSegment:
 
     def slice(self, begin: int, end: int) -> pa.Table:
         """All columns of the rows `begin` … `end` − 1.  Made for merges, which pass once: nothing is cached."""
-        names = self._schema.names
-        if not names:
+        if not self.schema.names:
             return pa.table({})
         wanted = np.arange(begin // self.block_rows, (end - 1) // self.block_rows + 1)
-        batches = list(self._blocks(names, wanted, keep=False))
+        batches = list(self._blocks(wanted, keep=False))
         return pa.Table.from_batches(batches).slice(begin - int(wanted[0]) * self.block_rows, end - begin)
 
-    @property
-    def _schema(self) -> pa.Schema:
-        return self._reader(()).schema
+    def between(self, begin: int, end: int) -> tuple[U64, pa.Table]:
+        """The rows with hashes from `begin` to before `end`."""
+        low, high = (self.first + first_from(self.hashes, value) for value in (begin, end))
+        if low == high:
+            return self.all_hashes[:0], self.schema.empty_table()
+        announce(self.content, np.array([self.hashes_at + 8 * low]), np.array([self.hashes_at + 8 * high]))
+        return self.all_hashes[low:high], self.slice(low, high)
 
-    def _reader(self, names: tuple[str, ...]) -> pa.ipc.RecordBatchFileReader:
-        """A reader of some columns; of all for ()."""
-        found = self._readers.get(names)
-        if found is None:
-            fields = [self._schema.get_field_index(name) for name in names] if names else None
-            options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
-            found = self._readers[names] = pa.ipc.open_file(self.content.slice(0, self.ipc), options=options)
-        return found
-
-    def _blocks(self, names: Sequence[str], wanted: I64, keep: bool = True) -> Iterator[pa.RecordBatch]:
+    def _blocks(self, wanted: I64, keep: bool = True) -> Iterator[pa.RecordBatch]:
         """The blocks with these numbers, each when its turn comes."""
-        columns = tuple(sorted(set(names)))
         if not keep:
             self._announce_blocks(wanted)
         for block in wanted.tolist():
-            key = (self.path, block, columns)
+            key = (self.path, block)
             batch = CACHE.get(key) if keep else None
             if batch is None:
-                batch = self._read(columns, block)
+                batch = self._read(block)
                 if keep:
-                    if columns not in self._weights:
-                        self._weights[columns] = batch.nbytes
-                    CACHE.put(key, batch, self._weights[columns])
+                    CACHE.put(key, batch, int(self.sizes[block]))
             else:
                 METER.blocks_cached += 1
             yield batch
 
-    def _read(self, columns: tuple[str, ...], block: int) -> pa.RecordBatch:
-        METER.block_bytes += self._compare(block)
+    def _read(self, block: int) -> pa.RecordBatch:
+        content = self._verified(block)
+        METER.block_bytes += content.size
         METER.blocks_read += 1
-        return self._reader(columns).get_batch(block)
+        return pa.ipc.read_record_batch(_CODEC.decompress(content, int(self.sizes[block])), self.schema)
 
-    def _compare(self, block: int) -> int:
-        """Raises if a block's bytes are not those written; how many they are."""
+    def _verified(self, block: int) -> pa.Buffer:
+        """A block's bytes, which are those written, or an error."""
         begin, end = int(self.offsets[block]), int(self.offsets[block + 1])
-        if xxhash.xxh3_64_intdigest(self.content.slice(begin, end - begin)) != int(self.sums[block]):
+        content = self.content.slice(begin, end - begin)
+        if xxhash.xxh3_64_intdigest(content) != int(self.sums[block]):
             if self.copied:
                 # The next attempt gets another copy.
                 with contextlib.suppress(OSError):
@@ -321,4 +326,4 @@ class DeepSegment:
             raise CorruptionError(
                 "SEGMENT_CORRUPT", f"block {block} of segment {self.path} is not what was committed", RESTORE
             )
-        return end - begin
+        return content

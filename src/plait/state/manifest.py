@@ -29,7 +29,7 @@ from plait.errors import CheckpointError, CorruptionError
 from plait.state.files import RESTORE, Files, numbered
 from plait.state.segment import SegmentInfo
 
-FORMAT = 2
+FORMAT = 3
 LOG, RECEIPTS = "log", "receipts"
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from plait.kernels import I64, U64
-from plait.kernels.runs import lookup
-from plait.state.columns import single, take
+from plait.kernels.runs import lookup, merge_order
+from plait.state.columns import single, take, take_table
 
 
 @dataclass(slots=True)
@@ -134,16 +134,35 @@ class MemoryRun:
     def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
         """Columns of the rows with these numbers."""
         rows = rows - self.first if self.first else rows
-        return [take(single(self.table.column(name)), rows) for name in names]
+        return take([single(self.table.column(name)) for name in names], rows)
 
     def slice(self, begin: int, end: int) -> pa.Table:
         """All columns of the rows `begin` … `end` − 1."""
         return self.table.slice(begin - self.first, end - begin)
 
+    def between(self, begin: int, end: int) -> tuple[U64, pa.Table]:
+        """The rows with hashes from `begin` to before `end`."""
+        low, high = first_from(self.hashes, begin), first_from(self.hashes, end)
+        return self.hashes[low:high], self.table.slice(low, high - low)
+
     def trimmed(self, first: int) -> MemoryRun:
         """Without the rows before number `first`."""
         skip = first - self.first
         return self if not skip else MemoryRun(self.hashes[skip:], self.table.slice(skip), first)
+
+
+def together(pieces: Sequence[tuple[U64, pa.Table]]) -> MemoryRun:
+    """Rows of several runs, each sorted by hash, as one run in memory."""
+    full = [(hashes, table) for hashes, table in pieces if len(hashes)] or list(pieces[:1])
+    order = merge_order([hashes for hashes, _ in full])
+    names = full[0][1].column_names
+    table = pa.concat_tables([table.select(names) for _, table in full], promote_options="permissive")
+    return MemoryRun(np.concatenate([hashes for hashes, _ in full])[order], take_table(table.combine_chunks(), order))
+
+
+def first_from(hashes: U64, value: int) -> int:
+    """The place of the first hash that is not below `value`, which may be 2**64."""
+    return len(hashes) if value >= 2**64 else int(np.searchsorted(hashes, np.uint64(value)))
 
 
 def ends_of(hashes: U64) -> tuple[int, int]:

@@ -1,0 +1,119 @@
+"""Passes: where state is compressed, all drivers work through one range of hashes before any goes on to the next.
+
+A block holds the rows of neighbouring hashes, and every driver that looks into its store may need it.  Driver after
+driver, an epoch that touches most of a store decompresses each block as often as there are drivers, unless the cache
+holds the whole store.  Range after range, a store's rows of one range are put together once, as one run in memory, and
+all drivers find their rows there.
+
+Cost.  Per pass and store about as much as decompressing a block, and the rows are moved once; so there are passes only
+where that many blocks are saved.  A store of which an epoch needs few blocks is read block by block.
+
+>>> many = Reads(tuples=[10_000, 20_000], blocks=4000, flat=100)
+>>> made = passes_for({"a": many, "b": Reads([5_000, 9_000], 1000), "c": Reads([50, 70], 1000)}, room=32 << 20)
+>>> made.count, sorted(made.dense)
+(18, ['a', 'b'])
+>>> passes_for({"a": Reads([10_000], 4000)}, room=32 << 20).count
+1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pyarrow as pa
+
+from plait.config import KEY_GROUPS
+from plait.query.plan import HASH, Node, Plan
+from plait.runtime.exchange import between
+from plait.state import deep
+from plait.state.segment import SegmentInfo
+
+HashRange = tuple[int, int]
+"""From a hash to before another."""
+_GROUP = 2**64 // KEY_GROUPS
+"""Hashes of a key group."""
+
+
+@dataclass(slots=True)
+class Reads:
+    """What an epoch reads of a store: how many tuples each driver looks up, and what is there to be read."""
+
+    tuples: list[int] = field(default_factory=list)
+    blocks: int = 0
+    """Compressed ones."""
+    flat: int = 0
+    """As many blocks would hold what is not compressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How an epoch's tuples go through a task."""
+
+    count: int = 1
+    dense: frozenset[str] = frozenset()
+    """Stores of which every pass reads its whole range."""
+
+    def cut(self, tables: Mapping[int, pa.Table]) -> Iterator[tuple[HashRange, Mapping[int, pa.Table]]]:
+        """The tuples of every edge, sorted by hash, range by range; a key's tuples are in one pass."""
+        low, high = _ends(tables)
+        bounds = [low + (high - low) * i // self.count for i in range(self.count + 1)]
+        for begin, end in pairwise(bounds):
+            parts = {edge: between(table, begin, end) for edge, table in tables.items()}
+            yield (begin, end), {edge: part for edge, part in parts.items() if part.num_rows}
+
+
+def reads_at(
+    plan: Plan, hop: int, tables: Mapping[int, pa.Table], segments: Callable[[str], Sequence[SegmentInfo]]
+) -> dict[str, Reads]:
+    """What tuples that arrive at a hop read of each store.
+
+    Left out are lookups with a window, for which not all segments of a store are read.
+    """
+    found: dict[str, Reads] = {}
+    for edge, start in _starts(plan, hop):
+        for node in start.walk() if edge in tables else ():
+            if node.step.hop == hop and node.step.zone is None:
+                found.setdefault(node.step.store, Reads()).tuples.append(tables[edge].num_rows)
+    low, high = _ends(tables)
+    groups = low // _GROUP, (high - 1) // _GROUP + 1
+    for store, reads in found.items():
+        for info in segments(store):
+            within = min(info.hi_group, groups[1]) - max(info.lo_group, groups[0])
+            size = info.live_bytes * max(0, within) // (info.hi_group - info.lo_group)
+            if info.deep:
+                reads.blocks += deep.blocks_in(size)
+            else:
+                reads.flat += size // deep.BLOCK_BYTES
+    return found
+
+
+def _starts(plan: Plan, hop: int) -> Iterator[tuple[int, Node]]:
+    """Where tuples begin to look rows up at a hop, and the edge that they arrive on."""
+    for tree in plan.trees:
+        for top in tree.nodes:
+            if hop == 1:
+                yield tree.edge, top
+            else:
+                yield from ((node.id, node) for node in top.walk() if node.step.hop == hop)
+
+
+def _ends(tables: Mapping[int, pa.Table]) -> HashRange:
+    """The hashes of all tuples."""
+    ends = [table.column(HASH)[i].as_py() for table in tables.values() if table.num_rows for i in (0, -1)]
+    return min(ends, default=0), max(ends, default=0) + 1
+
+
+def passes_for(stores: Mapping[str, Reads], room: int) -> Passes:
+    """As many passes as make what each puts together fit `room` bytes; one if that does not pay.
+
+    While the largest store's rows are put together, they are there twice.
+    """
+    dense = {store: reads for store, reads in stores.items() if sum(reads.tuples) >= reads.blocks > 0}
+    sizes = [reads.blocks + reads.flat for reads in dense.values()]
+    count = math.ceil((sum(sizes) + max(sizes, default=0)) * deep.BLOCK_BYTES / room)
+    saved = sum(min(reads.blocks, n) for reads in dense.values() for n in reads.tuples)
+    saved -= sum(reads.blocks for reads in dense.values())
+    return Passes(count, frozenset(dense)) if saved > count * len(dense) else Passes()
