@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
@@ -27,7 +28,7 @@ from plait.query.relation import Relation
 from plait.runtime.answers import Answer, LiveResults, Sources
 from plait.runtime.answers import output_mode as choose_mode
 from plait.runtime.bucketise import bucketised
-from plait.runtime.epoch import Driver, refuse_gap, run_epoch
+from plait.runtime.epoch import Driver, catch_up, refuse_gap, run_epoch
 from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
@@ -208,6 +209,7 @@ class Engine:
                 raise StreamError("TRIGGER", cause, 'write, for example, "1 second"') from error
         self._check_catalog(plan)
         try:
+            catch_up(driver)
             self._run = Run(writer.start(), driver)
         except (PySparkException, Py4JError) as error:
             raise translated(error) from error
@@ -301,19 +303,22 @@ class Run:
     def __init__(self, query: StreamingQuery, driver: Driver) -> None:
         self._query = query
         self._driver = driver
+        driver.behind.failed = self._answers_failed
 
     @property
     def is_active(self) -> bool:
-        """Whether epochs are still being run."""
-        return self._query.isActive
+        """Whether epochs are still being run, or answers are on their way."""
+        return self._query.isActive or self._driver.behind.busy
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits for the end, at most `timeout` seconds; True when it has ended.  Raises what made it fail."""
         try:
             if timeout is None:
                 self._query.awaitTermination()
-                return True
-            return bool(self._query.awaitTermination(timeout))  # type: ignore[arg-type]
+            elif not self._query.awaitTermination(timeout):  # type: ignore[arg-type]
+                return False
+            self._driver.behind.wait()
+            return True
         except (PySparkException, Py4JError, OSError) as error:
             raise self._failure(error) from error
 
@@ -322,6 +327,7 @@ class Run:
         try:
             if self._query.isActive:
                 self._query.stop()
+            self._driver.behind.close()
         except (Py4JError, OSError) as error:
             # With the JVM gone nothing runs any more.
             if translated(error).code != "SPARK_LOST":
@@ -331,7 +337,7 @@ class Run:
     def exception(self) -> PlaitError | None:
         """What made the run fail, if it did."""
         error = self._query.exception()
-        return None if error is None else self._failure(error)
+        return self._driver.failure if error is None else self._failure(error)
 
     @property
     def last_progress(self) -> dict[str, Any] | None:
@@ -345,6 +351,12 @@ class Run:
         spark = {p.batchId: {k: v / 1000 for k, v in p.durationMs.items()} for p in self._query.recentProgress}
         return [{**report, "spark_seconds": spark.get(report["epoch"], {})} for report in list(self._driver.progress)]
 
+    def _answers_failed(self, error: Exception) -> None:
+        """Ends the run: the next epoch would fail, but that may be far away."""
+        self._driver.failure = self._driver.failure or translated(error)
+        with contextlib.suppress(PySparkException, Py4JError, OSError):
+            self._query.stop()
+
     def _failure(self, error: BaseException) -> PlaitError:
         return self._driver.failure or translated(error)
 
@@ -354,7 +366,7 @@ def _guarded(driver: Driver, buckets: DataFrame, number: int) -> None:
     try:
         run_epoch(driver, buckets, number)
     except Exception as error:
-        driver.failure = translated(error)
+        driver.failure = driver.failure or translated(error)
         raise
 
 

@@ -7,6 +7,8 @@ for two more.  A test compares one query's answers with the oracle's, epoch by e
 from __future__ import annotations
 
 import random
+import threading
+import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -56,6 +58,12 @@ COMPLETE = {
     "left_counted": "SELECT t.id, count(s.id) AS n FROM t LEFT JOIN s ON s.k = t.k GROUP BY t.id",
     "semi": f"SELECT s.id, t.id AS other {JOIN} WHERE EXISTS (SELECT 1 FROM s z WHERE z.v = t.w AND z.id <> s.id)",
     "anti": f"SELECT s.id, t.id AS other {JOIN} WHERE NOT EXISTS (SELECT 1 FROM t z WHERE z.w = s.v AND z.id > t.id)",
+    "semi_of_groups": f"SELECT s.k, s.g, sum(t.w) AS total {JOIN} WHERE s.k IN (SELECT k FROM t GROUP BY k "
+    "HAVING sum(w) > 8) GROUP BY s.k, s.g",
+    "anti_of_groups": f"SELECT s.k, t.n, count(*) AS n {JOIN} WHERE NOT EXISTS (SELECT 1 FROM s z WHERE z.v = t.k "
+    "AND z.g = t.n) AND s.g IS NOT NULL GROUP BY s.k, t.k, t.n",
+    "few_asked": f"SELECT s.id, t.id AS other {JOIN} WHERE s.v > 4 AND EXISTS (SELECT 1 FROM t z WHERE z.k = s.k AND "
+    "z.id <> t.id) AND NOT EXISTS (SELECT 1 FROM t z WHERE z.k + 1 = s.v AND z.w > t.w)",
     "not_in": "SELECT id FROM s WHERE v NOT IN (SELECT w FROM t WHERE n = 'p')",
     "scalar": f"SELECT s.id, t.id AS other {JOIN} WHERE s.v > (SELECT avg(w) FROM t)",
     "correlated": "SELECT s.id FROM s WHERE s.v >= (SELECT avg(z.v) FROM s z WHERE z.g = s.g)",
@@ -272,6 +280,59 @@ def test_a_table_is_a_batch_dataframe_and_joins_a_stream(spark: SparkSession, tm
         with pytest.raises(plait.PlaitError) as caught:
             engine.query("still", "SELECT z, count(*) AS n FROM c GROUP BY z")
         told(caught.value, "NO_STREAM")
+
+
+def test_a_sink_that_fails_ends_the_run_and_gets_the_answer_at_the_next_start(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Answers are handed over while the next epoch is joined, or while nothing happens at all."""
+    pair = Pair(spark, tmp_path).arrive(3)
+    queries = {"n": "SELECT count(*) AS n FROM a JOIN b ON a.k = b.k"}
+    counts = [sum(pair.expected(epochs).values()) for epochs in (1, 2, 3)]
+    given: list[tuple[int, int]] = []
+
+    def take(rows: DataFrame, epoch: int) -> None:
+        if broken:
+            raise RuntimeError("the table is locked")
+        given.append((epoch, rows.collect()[0].n))
+
+    broken = True
+    with pair.engine(queries) as engine:
+        plait.QueryHandle(engine, "n").foreach_batch(take)
+        run = engine.start(every="0 seconds")
+        with pytest.raises(plait.PlaitError, match=r"SINK_FAILED.*'n'.*the table is locked"):
+            run.await_termination()
+        assert run.exception is not None
+        assert not run.is_active
+    broken = False
+    for _ in range(2):
+        with pair.engine(queries) as engine:
+            plait.QueryHandle(engine, "n").foreach_batch(take)
+            run_epochs(engine)
+        assert given == list(enumerate(counts))
+    assert not any(thread.name.startswith("plait-answers") for thread in threading.enumerate())
+
+
+def test_the_last_answers_have_arrived_when_a_run_has_ended(spark: SparkSession, tmp_path: Path) -> None:
+    pair = Pair(spark, tmp_path).arrive(2)
+    ended: list[int] = []
+
+    def take(rows: DataFrame, epoch: int) -> None:
+        rows.collect()
+        time.sleep(1)
+        ended.append(epoch)
+
+    with pair.engine({"n": "SELECT count(*) AS n FROM a JOIN b ON a.k = b.k"}) as engine:
+        plait.QueryHandle(engine, "n").foreach_batch(take)
+        run = engine.start(available_now=True)
+        run.await_termination()
+        assert ended == [0, 1]
+        assert [report["seconds"]["answers"] > 1 for report in run.recent_progress] == [True, True]
+        pair.arrive()
+        run = engine.start(available_now=True)
+        while run.is_active:
+            time.sleep(0.05)
+        assert ended == [0, 1, 2]
 
 
 def test_a_query_without_a_name_gets_one(spark: SparkSession, tmp_path: Path) -> None:

@@ -69,30 +69,47 @@ class Answer:
 
     def frame(self, rows: ResultRows, live: LiveResults) -> DataFrame:
         """The whole answer."""
-        return self.residual.answer(lambda source: self._rows(source, rows, live))
-
-    def _rows(self, source: Source, rows: ResultRows, live: LiveResults) -> DataFrame:
-        """A source's files in force; where all of the query's are small, Spark answers in one task."""
-        every = [file for s in self.residual.sources for file in live.files.get(s.name, ())]
-        return read(self.residual, source, rows, live.files.get(source.name, ()), every)
+        return self.residual.answer(Committed(self.residual, rows, live))
 
     def delivered(self, rows: ResultRows, live: LiveResults) -> DataFrame:
         """What the sink gets after an epoch: the whole answer, or (update) the rows of groups that have changed."""
         if self.mode != "update":
             return self.frame(rows, live)
 
-        def changed(source: Source) -> DataFrame:
-            assert source.maintained is not None
-            frame = self._rows(source, rows, live)
-            keys = source.maintained.keys
-            new = live.new.get(source.name, ())
-            touched = (
-                read(self.residual, source, rows, new, new).select(*keys).distinct().toDF(*(f"n{key}" for key in keys))
-            )
-            same = [frame[key].eqNullSafe(touched[f"n{key}"]) for key in keys]
-            return frame.join(touched, same, "left_semi") if keys else frame
+        return self.residual.answer(Changed(self.residual, rows, live))
 
-        return self.residual.answer(changed)
+
+@dataclass(frozen=True)
+class Committed:
+    """The rows of a query's sources."""
+
+    residual: Residual
+    rows: ResultRows
+    live: LiveResults
+
+    def __call__(self, source: Source) -> DataFrame:
+        """A source's files in force; where all of the query's are small, Spark answers in one task."""
+        every = [file for s in self.residual.sources for file in self.live.files.get(s.name, ())]
+        return read(self.residual, source, self.rows, self.live.files.get(source.name, ()), every)
+
+    def count(self, source: Source) -> int:
+        """Rows in its files."""
+        return sum(file.rows for file in self.live.files.get(source.name, ()))
+
+
+class Changed(Committed):
+    """Of maintained aggregates, the rows of groups that the last epoch has changed."""
+
+    def __call__(self, source: Source) -> DataFrame:
+        """All partial rows of these groups."""
+        assert source.maintained is not None
+        frame = super().__call__(source)
+        keys = source.maintained.keys
+        new = self.live.new.get(source.name, ())
+        found = read(self.residual, source, self.rows, new, new).select(*keys).distinct()
+        touched = found.toDF(*(f"n{key}" for key in keys))
+        same = [frame[key].eqNullSafe(touched[f"n{key}"]) for key in keys]
+        return frame.join(touched, same, "left_semi") if keys else frame
 
 
 @dataclass

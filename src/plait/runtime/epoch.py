@@ -2,6 +2,7 @@
 
     source → bucketise → exchange → append to its store → probe by the plan, hop by hop → materialise
            → commit (manifest) → sinks → observe → next epoch's plan
+                                 └──→ answers, while the next epoch is joined
 
 Bucketising runs in the source's own tasks (runtime/bucketise.py, part of the streaming query); exchange, append,
 probe and materialise are one Spark job, built by `join` (runtime/task.py); the rest is the driver's.
@@ -13,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import xxhash
@@ -24,6 +26,7 @@ from plait.query.observed import KeyCount, Observed
 from plait.query.plan import Plan
 from plait.runtime import commit as commits
 from plait.runtime.answers import Answer, Sources
+from plait.runtime.behind import Behind
 from plait.runtime.bucketise import PROPERTY, EpochParameters
 from plait.runtime.exchange import SCHEMA, exchange, planned
 from plait.runtime.failures import sink_failed, translated
@@ -84,6 +87,8 @@ class Driver:
     """None keeps the plan for ever."""
     sources: Sources = field(default_factory=Sources)
     """What is kept for queries of which Spark does a part."""
+    behind: Behind = field(default_factory=Behind)
+    """Their answers, on the way to sinks."""
     tables: DataFrame | None = None
     """The buckets of tables: they arrive with the first epoch."""
     state: StateAccount = field(default_factory=StateAccount)
@@ -147,6 +152,7 @@ def run_epoch(driver: Driver, buckets: DataFrame, number: int) -> None:
         _same_input(epoch, done)
         epoch.manifest = done
         deliver(epoch)
+        driver.behind.wait()
         return
     if number != driver.live.epoch + 1:
         raise _gap(f"Spark asks for epoch {number}", driver.checkpoint.log.last())
@@ -232,6 +238,11 @@ def finish(epoch: Epoch) -> None:
         reached("finish", epoch.number)
 
 
+def arrive(epoch: Epoch) -> None:
+    """The answers of the epoch before must have arrived: no more than one epoch is ever undelivered."""
+    epoch.driver.behind.wait()
+
+
 def commit(epoch: Epoch) -> None:
     """The manifest makes the epoch part of the answer."""
     driver, account, task = epoch.driver, epoch.account, epoch.task
@@ -269,7 +280,7 @@ def commit(epoch: Epoch) -> None:
 
 
 def deliver(epoch: Epoch) -> None:
-    """Sinks that have no receipt for this epoch get its rows."""
+    """Sinks that have no receipt for this epoch get its rows; answers follow while the next epoch is joined."""
     driver = epoch.driver
     assert epoch.manifest is not None
 
@@ -297,10 +308,28 @@ def deliver(epoch: Epoch) -> None:
 
         return hand_over
 
-    def answer_to(answer: Answer) -> Callable[[int, list[ResultFile]], None]:
+    sinks = {query: to(query, sink) for query, sink in driver.sinks.items() if sink.delivers}
+    if sinks:
+        commits.deliver(driver.checkpoint, epoch.manifest, sinks)
+    if any(answer.sink.delivers for answer in driver.sources.answers.values()):
+        driver.behind.start(partial(_answer, driver, epoch.manifest, driver.rows, epoch.seconds))
+
+
+def catch_up(driver: Driver) -> None:
+    """The answers of the last epoch that have not arrived: the process died, or was stopped, before they had."""
+    last = driver.checkpoint.log.last()
+    manifest = None if last is None else driver.checkpoint.log.read(last)
+    if manifest is not None:
+        _answer(driver, manifest, driver.rows, {})
+
+
+def _answer(driver: Driver, manifest: Manifest, rows: ResultRows, seconds: dict[str, float]) -> None:
+    """Hands over the answers after an epoch, the last one committed, to sinks that have no receipt for it."""
+
+    def to(answer: Answer) -> Callable[[int, list[ResultFile]], None]:
         def hand_over(number: int, _files: list[ResultFile]) -> None:
             try:
-                answer.sink.deliver(number, [], lambda: answer.delivered(driver.rows, driver.sources.live))
+                answer.sink.deliver(number, [], lambda: answer.delivered(rows, driver.sources.live))
             except PlaitError:
                 raise
             except Exception as error:
@@ -309,10 +338,11 @@ def deliver(epoch: Epoch) -> None:
 
         return hand_over
 
-    sinks = {query: to(query, sink) for query, sink in driver.sinks.items() if sink.delivers}
-    sinks |= {name: answer_to(a) for name, a in driver.sources.answers.items() if a.sink.delivers}
+    begun = time.perf_counter()
+    sinks = {name: to(a) for name, a in driver.sources.answers.items() if a.sink.delivers}
     if sinks:
-        commits.deliver(driver.checkpoint, epoch.manifest, sinks)
+        commits.deliver(driver.checkpoint, manifest, sinks)
+        seconds["answers"] = time.perf_counter() - begun
 
 
 def observe(epoch: Epoch) -> None:
@@ -402,7 +432,7 @@ def _adapt(epoch: Epoch) -> dict[str, Any]:
     return {**report, "seconds": time.perf_counter() - begun}
 
 
-STEPS: tuple[Callable[[Epoch], None], ...] = (prepare, join, finish, commit, deliver, observe)
+STEPS: tuple[Callable[[Epoch], None], ...] = (prepare, join, finish, arrive, commit, deliver, observe)
 """The order of work in an epoch.  `join` holds exchange → append → probe → materialise, hop by hop."""
 
 

@@ -5,6 +5,7 @@ What is maintained, and what is made anew for every answer:
     a multi-way join of streams              maintained, by the engine's join
     an aggregate right above one, or above   maintained: partial rows per epoch (`maintain.py`), if its functions allow
       a single stream
+    the same above semi and anti joins       maintained, if these look at nothing but the aggregate's groups
     everything else                          recomputed by Spark over what is maintained
 """
 
@@ -15,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plait.sql.expressions import Node
-from plait.sql.logical import WITH_SUBQUERIES, Logical
+from plait.sql.expressions import Column, Node, conjuncts
+from plait.sql.logical import WITH_SUBQUERIES, Logical, Rewrite
 from plait.sql.maintain import Maintained, maintained
 from plait.sql.multiway import (
     CONSTANT,
@@ -25,6 +26,7 @@ from plait.sql.multiway import (
     Leaf,
     MultiwayJoin,
     PlanNode,
+    Question,
     attribute_ids,
     connected_streams,
     items,
@@ -32,8 +34,13 @@ from plait.sql.multiway import (
     multiway_join,
 )
 from plait.sql.refusals import not_a_stream, refused_subquery
-from plait.sql.residual import Operator, Recipe, Rows, Source, Split
+from plait.sql.residual import Asked, Operator, Recipe, Rows, Source, Split
 
+_SAME = (
+    *("boolean", "tinyint", "smallint", "int", "bigint", "decimal"),
+    *("date", "timestamp", "timestamp_ntz", "string", "binary"),
+)
+"""Types of which equal values are the same in every respect: 0.0 and -0.0 are not, nor are strings with a collation."""
 _IDS = re.compile(r"#\d+L?")
 
 
@@ -83,16 +90,66 @@ class Converter:
         else:
             self.notes.append(f"{said(node)} is recomputed: below it is {below.kind}")
             return None
-        if not join.is_whole:
+        if any(leaf.stream is None for leaf in join.leaves):
             self.notes.append(f"{said(node)} is recomputed: not all inputs of the join below it are streams")
             return None
         found = maintained(node.jvm, self.logical)
         if isinstance(found, str):
             self.notes.append(f"{said(node)} is recomputed: {found}")
             return None
+        questions = self._asked_of_groups(found, below, join) if join.questions else ()
+        if questions is None:
+            self.notes.append(f"{said(node)} is recomputed: a semi or anti join below it looks at more than its groups")
+            return None
+        join = replace(join, questions=())
         # Two uses of an aggregate may differ in what is made of its values: what is kept of it is the same.
         source = self._source(found.partial(node.jvm.child()).canonicalized(), (), join, found)
-        return Rows(source, tuple(items(node.jvm.output())), found)
+        return Rows(source, tuple(items(node.jvm.output())), found, questions)
+
+    def _asked_of_groups(self, found: Maintained, below: PlanNode, join: MultiwayJoin) -> tuple[Asked, ...] | None:
+        """Questions about rows as questions about groups, if all that they look at is the same in all rows of a group.
+
+        Then all rows of a group have a partner, or none has, and it does not matter when that is asked.
+        """
+        outputs = dict(zip(attribute_ids(below.jvm.output()), join.outputs, strict=True))
+        columns: dict[Column, Any] = {}
+        for grouping, slot in zip(found.groupings, found.slots, strict=False):
+            kind = str(slot.dataType().catalogString()).partition("(")[0]
+            if grouping.nodeName() == "AttributeReference" and kind in _SAME:
+                column = outputs[grouping.exprId().id()].column
+                if column is not None:
+                    columns.update(dict.fromkeys(equal_columns(join, column), slot))
+        looked_at = {c for question in join.questions if question.condition for c in question.condition.columns}
+        if not found.groupings or not looked_at <= columns.keys():
+            return None
+        slots = {join.leaves[c.leaf].columns.ids[c.index]: slot for c, slot in columns.items()}
+
+        def of_group(expression: Any) -> Any:
+            return slots.get(expression.exprId().id()) if expression.nodeName() == "AttributeReference" else None
+
+        # Spark asks about both sides of an equality: about a group that is one question.
+        asked: dict[Any, Question] = {}
+        for question in join.questions:
+            condition = None if question.condition is None else self.logical.rewritten(question.condition.jvm, of_group)
+            groups = found.partial(below.jvm)
+            whole = self.logical.join_like(question.join, groups, question.right.jvm, condition).canonicalized()
+            asked.setdefault(str(whole.toString()), question)
+        return tuple(self._asked(question, of_group) for question in asked.values())
+
+    def _asked(self, question: Question, rewrite: Rewrite) -> Asked:
+        """A question with other columns on its left."""
+        kind = str(question.join.joinType().sql()).lower()
+        self.notes.append(f"a {kind} join is recomputed: rows on its right may still come")
+        condition = question.condition
+        equal = []
+        for conjunct in () if condition is None else conjuncts(condition):
+            sides = conjunct.args
+            if conjunct.name == "EqualTo" and bool(sides[0].leaves) != bool(sides[1].leaves):
+                mine, theirs = sides if sides[0].leaves else (sides[1], sides[0])
+                if theirs.jvm.references().nonEmpty() and not any(n.column is None and not n.args for n in mine.walk()):
+                    equal.append((self.logical.rewritten(mine.jvm, rewrite), theirs.jvm))
+        stated = None if condition is None else self.logical.rewritten(condition.jvm, rewrite)
+        return Asked(question.join, stated, self.recipe(question.right), tuple(equal))
 
     def _rows(self, jvm: Any, join: MultiwayJoin, needed: frozenset[int] | None) -> Rows:
         """Rows that are kept, without the columns that nobody reads."""
@@ -112,9 +169,6 @@ class Converter:
 
     def _split(self, node: PlanNode, join: MultiwayJoin) -> Split:
         """Streams that equalities connect are joined by the engine; the rest of the join is Spark's."""
-        for question in join.questions:
-            kind = str(question.join.joinType().sql()).lower()
-            self.notes.append(f"a {kind} join is recomputed: rows on its right may still come")
         others = [leaf for leaf in join.leaves if leaf.stream is None]
         if others:
             kinds = ", ".join(dict.fromkeys(leaf.node.kind for leaf in others))
@@ -123,9 +177,7 @@ class Converter:
         rest = [n for n in join.conjuncts if not any(_is_over(n, part) for part in parts)]
         inputs: list[Recipe] = [self._piece(node, [join.leaves[i] for i in sorted(part)]) for part in parts]
         inputs += [self.recipe(leaf.node) for leaf in others]
-        questions = tuple(
-            (q.join, None if q.condition is None else q.condition.jvm, self.recipe(q.right)) for q in join.questions
-        )
+        questions = tuple(self._asked(question, lambda _: None) for question in join.questions)
         outputs = tuple(zip((n.jvm for n in join.outputs), items(node.jvm.output()), strict=True))
         return Split(tuple(inputs), tuple(n.jvm for n in rest), questions, outputs)
 
@@ -147,6 +199,16 @@ class Converter:
             join = replace(join, outputs=join.leaves[0].columns[:1])
         self.sources.append(Source(f"{self.name}.{len(self.sources) + 1}", join, kept))
         return self.sources[-1]
+
+
+def equal_columns(join: MultiwayJoin, column: Column) -> set[Column]:
+    """The columns that the join makes equal to one, and itself."""
+    sides = [[side.column for side in node.args] for node in join.conjuncts if node.name == "EqualTo"]
+    pairs = [{one, other} for one, other in sides if one is not None and other is not None]
+    found = {column}
+    while more := [pair for pair in pairs if pair & found and not pair <= found]:
+        found = found.union(*more)
+    return found
 
 
 def scan(node: PlanNode, to_seq: Any) -> MultiwayJoin:

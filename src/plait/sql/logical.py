@@ -71,6 +71,14 @@ class Logical:
         stated = self._none if condition is None else self._some(condition)
         return self._plans.Join(left, right, join.joinType(), stated, self._hint)
 
+    def semi(self, left: Any, right: Any, same: Iterable[tuple[Any, Any]]) -> Any:
+        """The rows of `left` that have a partner in `right`, of which all these pairs are equal."""
+        whole = None
+        for one, other in same:
+            equal = self._expressions.EqualTo(one, other)
+            whole = equal if whole is None else self._expressions.And(whole, equal)
+        return self._plans.Join(left, right, self._joins.JoinType.apply("leftsemi"), self._some(whole), self._hint)
+
     def aggregate(self, groupings: Iterable[Any], columns: Iterable[Any], child: Any) -> Any:
         """GROUP BY."""
         return self._plans.Aggregate(self.to_seq(list(groupings)), self.to_seq(list(columns)), child, self._none)

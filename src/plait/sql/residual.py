@@ -12,7 +12,7 @@ A recipe becomes a Catalyst plan over DataFrames of committed rows, so every fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,9 @@ from plait.query.plan import QueryPlan
 from plait.sql.logical import Logical
 from plait.sql.maintain import Maintained
 from plait.sql.multiway import MultiwayJoin, items
+
+_FEWER = 4
+"""A right side is cut down if the left has so many times fewer rows."""
 
 
 def finish(df: DataFrame, plan: QueryPlan) -> DataFrame:
@@ -57,8 +60,16 @@ class Source:
         return self.maintained.columns if self.maintained else tuple((o.name, o.type) for o in self.graph.outputs)
 
 
-Frames = Callable[[Source], DataFrame]
-"""The committed rows of a source."""
+class Frames(Protocol):
+    """What sources have committed."""
+
+    def __call__(self, source: Source) -> DataFrame:
+        """The rows of a source."""
+        ...
+
+    def count(self, source: Source) -> int:
+        """How many rows that is, at most."""
+        ...
 
 
 class Recipe(Protocol):
@@ -72,23 +83,53 @@ class Recipe(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Asked:
+    """A semi or anti join: which rows have a partner on the right."""
+
+    join: Any
+    """As Catalyst has it."""
+    condition: Any
+    right: Recipe
+    equal: tuple[tuple[Any, Any], ...]
+    """What the condition says must be equal: of the left, of the right."""
+
+    def plan(self, logical: Logical, frames: Frames, left: Any, keys: Any, rows: int | None) -> Any:
+        """Of `left` the rows that pass.  Its keys are in `keys`, of about so many `rows`, if that is known.
+
+        Few rows are compared with few: of a long right side, only those with a key that occurs on the left are.
+        """
+        right = self.right.plan(logical, frames)
+        long = isinstance(self.right, Rows) and rows is not None and frames.count(self.right.source) > _FEWER * rows
+        if long and self.equal:
+            names = [logical.alias(mine, f"k{i}") for i, (mine, _) in enumerate(self.equal)]
+            same = [(name.toAttribute(), theirs) for name, (_, theirs) in zip(names, self.equal, strict=True)]
+            right = logical.semi(right, logical.project(names, keys), same)
+        return logical.join_like(self.join, left, right, self.condition)
+
+
+@dataclass(frozen=True, eq=False)
 class Rows:
     """The rows of a source, as the columns that the plan above knows them by."""
 
     source: Source
     attributes: tuple[Any, ...]
     maintained: Maintained | None
+    questions: tuple[Asked, ...] = ()
+    """Asked about groups of a maintained aggregate."""
 
     def plan(self, logical: Logical, frames: Frames) -> Any:
         """The aggregate's own columns, or the rows' columns under the ids that are asked for."""
         frame = frames(self.source)
-        if self.maintained is not None:
-            return self.maintained.final(_renamed(logical, merged(frame, self.maintained), self.maintained.slots))
-        return _renamed(logical, frame, self.attributes)
+        if self.maintained is None:
+            return _renamed(logical, frame, self.attributes)
+        made = _renamed(logical, merged(frame, self.maintained), self.maintained.slots)
+        for question in self.questions:
+            made = question.plan(logical, frames, made, made, None)
+        return self.maintained.final(made)
 
     def parts(self) -> Iterator[Recipe]:
-        """None."""
-        return iter(())
+        """The right sides of questions."""
+        return iter(question.right for question in self.questions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +158,7 @@ class Split:
 
     inputs: tuple[Recipe, ...]
     conditions: tuple[Any, ...]
-    questions: tuple[tuple[Any, Any, Recipe], ...]
-    """(join as Catalyst has it, condition, right side)"""
+    questions: tuple[Asked, ...]
     outputs: tuple[tuple[Any, Any], ...]
     """(expression, the column that it becomes)"""
 
@@ -127,14 +167,16 @@ class Split:
         made, *others = [i.plan(logical, frames) for i in self.inputs]
         for other in others:
             made = logical.cross(made, other)
-        made = logical.filter(list(self.conditions), made)
-        for join, condition, right in self.questions:
-            made = logical.join_like(join, made, right.plan(logical, frames), condition)
+        joined = made = logical.filter(list(self.conditions), made)
+        only = self.inputs[0] if len(self.inputs) == 1 else None
+        rows = frames.count(only.source) if isinstance(only, Rows) else None
+        for question in self.questions:
+            made = question.plan(logical, frames, made, joined, rows)
         return logical.project([logical.named(e, attribute) for e, attribute in self.outputs], made)
 
     def parts(self) -> Iterator[Recipe]:
         """Inputs, and the right sides of questions."""
-        return iter((*self.inputs, *(right for _, _, right in self.questions)))
+        return iter((*self.inputs, *(question.right for question in self.questions)))
 
 
 def gives_updates(recipe: Recipe) -> bool:
@@ -143,7 +185,7 @@ def gives_updates(recipe: Recipe) -> bool:
         if recipe.jvm.getClass().getSimpleName() not in ("Project", "Filter"):
             return False
         (recipe,) = recipe.inputs
-    return isinstance(recipe, Rows) and recipe.maintained is not None
+    return isinstance(recipe, Rows) and recipe.maintained is not None and not recipe.questions
 
 
 @dataclass(eq=False)
