@@ -25,8 +25,9 @@ help:
 demo: $(STAMP)
 	$(BIN)/plait demo
 
+# Two tests at a time, those of a file one after the other.  Long files come where their names put them, not last.
 test: lint
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -120,9 +120,8 @@ DRIVERS: dict[str, Callable[[Home], bool]] = {
 }
 """Deaths of the driver, one per start, and what each must leave behind."""
 
-SOME = ("commit.2@1", "commit.3@2", "commit.4@3", "finish@8")
-"""Before the commit, after it, between a sink and its receipt, and before an aggregate is committed.  The others take
-as long again: they are a soak test."""
+SOME = ("commit.2@1", "commit.4@3")
+"""Before the commit, and between a sink and its receipt.  The others take four times as long: they are a soak test."""
 
 
 def _sources(home: Path) -> None:
@@ -201,6 +200,7 @@ def test_kill_9_anywhere_and_every_result_is_still_there_once(tmp_path: Path, po
         assert code == (3 if point.startswith("jvm") else -signal.SIGKILL), f"at {point}: {code}\n{said}"
         assert point in home.fired(), f"{point} was not where the driver died\n{said}"
         assert left_behind(home), point
+    committed = home.manifests()[-1]
     code, said = _start(tmp_path, faults)
     assert code == 0, said
 
@@ -208,7 +208,7 @@ def test_kill_9_anywhere_and_every_result_is_still_there_once(tmp_path: Path, po
     assert home.fired() == {*WORKERS, *points}
     assert home.manifests()[-1] == EPOCHS - 1
     report = home.report()
-    assert report["epochs"] == [8, 9]
+    assert report["epochs"] == list(range(committed + 1, EPOCHS))
 
     # Every sink has exactly the oracle's rows.
     assert _rows(sorted((tmp_path / "star").glob("*.parquet"))) == _oracle(tmp_path, "star")

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.serve.bench import tpch_data
-from plait.serve.bench.tpch import PAPER, expected_answers, same_rows
+from plait.serve.bench.tpch import expected_answers, same_rows
 from plait.serve.bench.tpch_queries import QUERIES
 from plait.serve.bench.tpch_run import streams
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.spark
 
 @pytest.mark.parametrize(
     ("queries", "sf", "epochs"),
-    [(PAPER, 0.01, 4), pytest.param(tuple(QUERIES), 0.1, 10, marks=pytest.mark.soak)],
-    ids=["paper", "all"],
+    [((3, 9, 18, 21), 0.01, 3), pytest.param(tuple(QUERIES), 0.1, 10, marks=pytest.mark.soak)],
+    ids=["some", "all"],
 )
 def test_all_queries_are_right_after_any_epoch(
     spark: SparkSession, tmp_path: Path, queries: tuple[int, ...], sf: float, epochs: int
@@ -47,4 +47,4 @@ def test_all_queries_are_right_after_any_epoch(
         for epoch, rows in expected_answers(folder, query, checked).items():
             assert same_rows(answers[query][epoch], rows), f"Q{query} after epoch {epoch}"
     sizes = {query: len(found[epochs - 1]) for query, found in answers.items()}
-    assert sum(size > 0 for size in sizes.values()) >= len(queries) - 5, f"most answers have rows: {sizes}"
+    assert sum(size > 0 for size in sizes.values()) >= 3 * len(queries) // 4, f"most answers have rows: {sizes}"
