@@ -28,7 +28,8 @@ from plait.query.relation import Relation
 from plait.runtime.answers import Answer, LiveResults, Sources
 from plait.runtime.answers import output_mode as choose_mode
 from plait.runtime.bucketise import bucketised
-from plait.runtime.epoch import Driver, catch_up, refuse_gap, run_epoch
+from plait.runtime.deliver import catch_up
+from plait.runtime.epoch import Driver, refuse_gap, run_epoch
 from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
@@ -351,7 +352,7 @@ class Run:
         spark = {p.batchId: {k: v / 1000 for k, v in p.durationMs.items()} for p in self._query.recentProgress}
         return [{**report, "spark_seconds": spark.get(report["epoch"], {})} for report in list(self._driver.progress)]
 
-    def _answers_failed(self, error: Exception) -> None:
+    def _answers_failed(self, error: BaseException) -> None:
         """Ends the run: the next epoch would fail, but that may be far away."""
         self._driver.failure = self._driver.failure or translated(error)
         with contextlib.suppress(PySparkException, Py4JError, OSError):

@@ -33,7 +33,8 @@ from plait.query.expr import Expr
 from plait.query.plan import MASK, NEEDED, Input, Plan
 from plait.runtime import commit as commits
 from plait.runtime.bucketise import PROPERTY, EpochParameters, buckets
-from plait.runtime.epoch import Driver, Epoch, Planner, commit, deliver, observe, prepare
+from plait.runtime.deliver import deliver
+from plait.runtime.epoch import Driver, Epoch, Planner, commit, observe, prepare
 from plait.runtime.evaluate import holds
 from plait.runtime.exchange import DESCRIPTOR, Outbox
 from plait.runtime.rows import ResultRows

@@ -304,34 +304,33 @@ def test_a_table_is_a_batch_dataframe_and_joins_a_stream(spark: SparkSession, tm
         told(caught.value, "NO_STREAM")
 
 
+@pytest.mark.parametrize(("epochs", "pause"), [(1, 0), (3, 5)], ids=["nothing more comes", "the next epoch waits"])
 def test_a_sink_that_fails_ends_the_run_and_gets_the_answer_at_the_next_start(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, epochs: int, pause: int
 ) -> None:
-    """Answers are handed over while the next epoch is joined, or while nothing happens at all."""
-    pair = Pair(spark, tmp_path).arrive(3)
+    pair = Pair(spark, tmp_path).arrive(epochs)
     queries = {"n": "SELECT count(*) AS n FROM a JOIN b ON a.k = b.k"}
-    counts = [sum(pair.expected(epochs).values()) for epochs in (1, 2, 3)]
     given: list[tuple[int, int]] = []
 
+    def fail(_rows: DataFrame, _epoch: int) -> None:
+        time.sleep(pause)
+        raise RuntimeError("the table is locked")
+
     def take(rows: DataFrame, epoch: int) -> None:
-        if broken:
-            raise RuntimeError("the table is locked")
         given.append((epoch, rows.collect()[0].n))
 
-    broken = True
     with pair.engine(queries) as engine:
-        plait.QueryHandle(engine, "n").foreach_batch(take)
+        plait.QueryHandle(engine, "n").foreach_batch(fail)
         run = engine.start(every="0 seconds")
         with pytest.raises(plait.PlaitError, match=r"SINK_FAILED.*'n'.*the table is locked"):
             run.await_termination()
         assert run.exception is not None
         assert not run.is_active
-    broken = False
     for _ in range(2):
         with pair.engine(queries) as engine:
             plait.QueryHandle(engine, "n").foreach_batch(take)
             run_epochs(engine)
-        assert given == list(enumerate(counts))
+        assert given == [(epoch, sum(pair.expected(epoch + 1).values())) for epoch in range(epochs)]
     assert not any(thread.name.startswith("plait-answers") for thread in threading.enumerate())
 
 

@@ -2,7 +2,7 @@
 
 Contract.  At most one epoch's answers are under way: the next epoch commits only when they have arrived, receipts
 included.  So a crash leaves at most those of the last committed epoch undelivered, and the next start hands them over
-(`epoch.catch_up`).  What fails here fails the run.
+(`deliver.catch_up`).  What fails here fails the run.
 
 Cost.  An answer is a Spark job of its own.  Beside the next epoch it costs its work, but not its time.
 """
@@ -19,8 +19,8 @@ class Behind:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._work: Future[None] | None = None
-        self.failed: Callable[[Exception], None] = lambda _: None
-        """Called in the thread, once the work has failed: the next epoch may be far away."""
+        self.failed: Callable[[BaseException], None] = lambda _: None
+        """Called once the work has failed: the next epoch may be far away."""
 
     @property
     def busy(self) -> bool:
@@ -33,14 +33,13 @@ class Behind:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="plait-answers")
 
-        def watched() -> None:
-            try:
-                work()
-            except Exception as error:
-                self.failed(error)
-                raise
+        self._work = self._pool.submit(work)
+        self._work.add_done_callback(self._ended)
 
-        self._work = self._pool.submit(watched)
+    def _ended(self, work: Future[None]) -> None:
+        """In the thread, when those who wait have been woken: they may be what the run's end waits for."""
+        if (error := work.exception()) is not None:
+            self.failed(error)
 
     def wait(self) -> None:
         """Until it is done.  Raises what it has raised, every time."""

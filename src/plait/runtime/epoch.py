@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 import xxhash
@@ -25,19 +24,19 @@ from plait.errors import CheckpointError, PlaitError
 from plait.query.observed import KeyCount, Observed
 from plait.query.plan import Plan
 from plait.runtime import commit as commits
-from plait.runtime.answers import Answer, Sources
+from plait.runtime.answers import Sources
 from plait.runtime.behind import Behind
 from plait.runtime.bucketise import PROPERTY, EpochParameters
+from plait.runtime.deliver import arrive, deliver
 from plait.runtime.exchange import SCHEMA, exchange, planned
-from plait.runtime.failures import sink_failed, translated
 from plait.runtime.faults import reached
 from plait.runtime.memory import compress_above, task_memory
 from plait.runtime.rows import ResultRows
-from plait.runtime.sinks import Parquet, Sink
+from plait.runtime.sinks import Sink
 from plait.runtime.state_account import StateAccount
 from plait.runtime.task import EpochTask, every_hop, first_hop, later_hop
 from plait.state.checkpoint import Checkpoint, collect_garbage
-from plait.state.manifest import LiveState, Manifest, ResultFile, Retention
+from plait.state.manifest import LiveState, Manifest, Retention
 from plait.state.segment import SegmentInfo
 from plait.state.tiers import Merge, choose_merges, expired, runs_per_lookup
 
@@ -238,11 +237,6 @@ def finish(epoch: Epoch) -> None:
         reached("finish", epoch.number)
 
 
-def arrive(epoch: Epoch) -> None:
-    """The answers of the epoch before must have arrived: no more than one epoch is ever undelivered."""
-    epoch.driver.behind.wait()
-
-
 def commit(epoch: Epoch) -> None:
     """The manifest makes the epoch part of the answer."""
     driver, account, task = epoch.driver, epoch.account, epoch.task
@@ -277,72 +271,6 @@ def commit(epoch: Epoch) -> None:
     # What this run has just written need not be read back.
     driver.rows.known.update(file.path for file in account.results)
     epoch.manifest = manifest
-
-
-def deliver(epoch: Epoch) -> None:
-    """Sinks that have no receipt for this epoch get its rows; answers follow while the next epoch is joined."""
-    driver = epoch.driver
-    assert epoch.manifest is not None
-
-    def to(query: str, sink: Sink) -> Callable[[int, list[ResultFile]], None]:
-        def hand_over(number: int, files: list[ResultFile]) -> None:
-            # What this very run has just written need not be read back; what it found on disk must be.
-            written = epoch.task is not None
-            results = driver.checkpoint.results
-            if isinstance(sink, Parquet) and not results.local:
-                # It copies files, from one path of this machine to another.
-                with driver.rows.copies(files) as copies:
-                    hand_paths_over(number, files, copies)
-            else:
-                paths = [results.where(file.path) for file in files] if written else driver.rows.paths(files)
-                hand_paths_over(number, files, paths)
-
-        def hand_paths_over(number: int, files: list[ResultFile], paths: list[str]) -> None:
-            try:
-                sink.deliver(number, paths, lambda: driver.rows.frame(query, files))
-            except PlaitError:
-                raise
-            except Exception as error:
-                found = translated(error)
-                raise (found if found.code == "SPARK_LOST" else sink_failed(query, number, error)) from error
-
-        return hand_over
-
-    sinks = {query: to(query, sink) for query, sink in driver.sinks.items() if sink.delivers}
-    if sinks:
-        commits.deliver(driver.checkpoint, epoch.manifest, sinks)
-    if any(answer.sink.delivers for answer in driver.sources.answers.values()):
-        driver.behind.start(partial(_answer, driver, epoch.manifest, driver.rows, epoch.seconds))
-
-
-def catch_up(driver: Driver) -> None:
-    """The answers of the last epoch that have not arrived: the process died, or was stopped, before they had."""
-    last = driver.checkpoint.log.last()
-    manifest = None if last is None else driver.checkpoint.log.read(last)
-    if manifest is not None:
-        _answer(driver, manifest, driver.rows, {})
-
-
-def _answer(driver: Driver, manifest: Manifest, rows: ResultRows, seconds: dict[str, float]) -> None:
-    """Hands over the answers after an epoch, the last one committed, to sinks that have no receipt for it."""
-
-    def to(answer: Answer) -> Callable[[int, list[ResultFile]], None]:
-        def hand_over(number: int, _files: list[ResultFile]) -> None:
-            try:
-                answer.sink.deliver(number, [], lambda: answer.delivered(rows, driver.sources.live))
-            except PlaitError:
-                raise
-            except Exception as error:
-                found = translated(error)
-                raise (found if found.code == "SPARK_LOST" else sink_failed(answer.name, number, error)) from error
-
-        return hand_over
-
-    begun = time.perf_counter()
-    sinks = {name: to(a) for name, a in driver.sources.answers.items() if a.sink.delivers}
-    if sinks:
-        commits.deliver(driver.checkpoint, manifest, sinks)
-        seconds["answers"] = time.perf_counter() - begun
 
 
 def observe(epoch: Epoch) -> None:

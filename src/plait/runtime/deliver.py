@@ -1,0 +1,96 @@
+"""The way of committed rows to sinks: those of joins at once, answers of whole queries behind (`behind.py`).
+
+Contract.  A sink gets each epoch once per epoch number, in order, and after a crash at most the last one again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from plait.errors import PlaitError
+from plait.runtime import commit as commits
+from plait.runtime.answers import Answer
+from plait.runtime.failures import sink_failed, translated
+from plait.runtime.rows import ResultRows
+from plait.runtime.sinks import Parquet, Sink
+from plait.state.manifest import Manifest, ResultFile
+
+if TYPE_CHECKING:
+    from plait.runtime.epoch import Driver, Epoch
+
+HandOver = Callable[[int, list[ResultFile]], None]
+"""Gives a sink an epoch, by its number and its files."""
+
+
+def arrive(epoch: Epoch) -> None:
+    """The answers of the epoch before must have arrived: no more than one epoch is ever undelivered."""
+    epoch.driver.behind.wait()
+
+
+def deliver(epoch: Epoch) -> None:
+    """Sinks that have no receipt for this epoch get its rows; answers follow while the next epoch is joined."""
+    driver = epoch.driver
+    assert epoch.manifest is not None
+
+    def to(query: str, sink: Sink) -> HandOver:
+        def hand_over(number: int, files: list[ResultFile]) -> None:
+            results = driver.checkpoint.results
+            if isinstance(sink, Parquet) and not results.local:
+                # It copies files, from one path of this machine to another.
+                with driver.rows.copies(files) as copies, _named(query, number):
+                    sink.deliver(number, copies, lambda: driver.rows.frame(query, files))
+                return
+            # What this very run has just written need not be read back; what it found on disk must be.
+            written = epoch.task is not None
+            paths = [results.where(file.path) for file in files] if written else driver.rows.paths(files)
+            with _named(query, number):
+                sink.deliver(number, paths, lambda: driver.rows.frame(query, files))
+
+        return hand_over
+
+    sinks = {query: to(query, sink) for query, sink in driver.sinks.items() if sink.delivers}
+    if sinks:
+        commits.deliver(driver.checkpoint, epoch.manifest, sinks)
+    if any(answer.sink.delivers for answer in driver.sources.answers.values()):
+        driver.behind.start(partial(_answer, driver, epoch.manifest, driver.rows, epoch.seconds))
+
+
+def catch_up(driver: Driver) -> None:
+    """The answers of the last epoch that have not arrived: the process died, or was stopped, before they had."""
+    last = driver.checkpoint.log.last()
+    manifest = None if last is None else driver.checkpoint.log.read(last)
+    if manifest is not None:
+        _answer(driver, manifest, driver.rows, {})
+
+
+def _answer(driver: Driver, manifest: Manifest, rows: ResultRows, seconds: dict[str, float]) -> None:
+    """Hands over the answers after an epoch, the last one committed, to sinks that have no receipt for it."""
+
+    def to(answer: Answer) -> HandOver:
+        def hand_over(number: int, _files: list[ResultFile]) -> None:
+            with _named(answer.name, number):
+                answer.sink.deliver(number, [], lambda: answer.delivered(rows, driver.sources.live))
+
+        return hand_over
+
+    begun = time.perf_counter()
+    sinks = {name: to(a) for name, a in driver.sources.answers.items() if a.sink.delivers}
+    if sinks:
+        commits.deliver(driver.checkpoint, manifest, sinks)
+        seconds["answers"] = time.perf_counter() - begun
+
+
+@contextmanager
+def _named(query: str, number: int) -> Iterator[None]:
+    """What a sink raises, as an error that says whose sink it is and what comes next."""
+    try:
+        yield
+    except PlaitError:
+        raise
+    except Exception as error:
+        found = translated(error)
+        raise (found if found.code == "SPARK_LOST" else sink_failed(query, number, error)) from error
