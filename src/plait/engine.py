@@ -260,6 +260,17 @@ class QueryHandle:
         self._engine = engine
         self.name = name
 
+    @property
+    def output_mode(self) -> str:
+        """What its sink gets after an epoch: `append`, `update` or `complete`."""
+        answer = self._engine._answers.get(self.name)
+        return "append" if answer is None else answer.mode
+
+    @property
+    def joins(self) -> tuple[str, ...]:
+        """What plans and progress reports call its joins: its own name, or, of a whole query, `name.1`, `name.2` …"""
+        return tuple(self._engine._queries[self.name].graphs)
+
     def sink(self, kind: str, **options: Any) -> QueryHandle:
         """Where the rows go: noop, console(rows=), memory, parquet(path=), foreach_batch(fn=)."""
         engine = self._engine

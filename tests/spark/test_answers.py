@@ -269,9 +269,14 @@ def test_modes_and_sinks_without_a_meaning_are_refused(spark: SparkSession, tmp_
             with pytest.raises(plait.PlaitError) as caught:
                 engine.query("refused", sql, output_mode=mode)
             assert told(caught.value, "OUTPUT_MODE").remedy == use
+        handle = engine.query("grouped", grouped)
         with pytest.raises(plait.PlaitError) as caught:
-            engine.query("grouped", grouped).sink("parquet", path=str(tmp_path / "out"))
+            handle.sink("parquet", path=str(tmp_path / "out"))
         told(caught.value, "SINK")
+        assert (handle.output_mode, handle.joins) == ("complete", ("grouped.1",))
+        joined = engine.query("joined", SQL)
+        assert (joined.output_mode, joined.joins) == ("append", ("joined",))
+        assert engine.query("changed", grouped, output_mode="update").output_mode == "update"
 
 
 def test_a_query_that_keeps_all_rows_says_so_once(spark: SparkSession, tmp_path: Path) -> None:

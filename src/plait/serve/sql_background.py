@@ -79,13 +79,13 @@ class Background:
 
     def row_of(self, query: QuerySpec) -> dict[str, Any]:
         """One line of SHOW QUERIES."""
-        # What is more than a join has its joins under names of its own: big.1, big.2, …
-        parts = [q for q in self.engine.plan.queries if q.name.split(".")[0] == query.name]
+        handle = self.handles[query.name]
+        parts = [self.engine.plan.query_by_name[name] for name in handle.joins]
         streams = {relation for part in parts for _, relation in part.relations}
         last = self.seen[max(self.seen)] if self.seen else {}
         return {
             "name": query.name,
-            "mode": query.output_mode or ("append" if any(p.name == query.name for p in parts) else "complete"),
+            "mode": handle.output_mode,
             "state": self.state,
             "epochs": len(self.seen),
             "rows_in": sum(self.rows_in[stream] for stream in streams),

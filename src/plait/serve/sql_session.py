@@ -25,9 +25,10 @@ from rich.text import Text
 
 from plait.errors import PlaitError, QueryError
 from plait.serve import pipeline as pipelines
-from plait.serve.progress import epoch_line, epoch_seconds, in_bytes
+from plait.serve.progress import epoch_line
 from plait.serve.sql_background import Background
 from plait.serve.sql_rows import RowWriter, converters
+from plait.serve.sql_show import SHOWN
 from plait.serve.sql_statements import HELP, Statement
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ QUERY = "prompt"
 """What a SELECT is called on its engine."""
 FOLLOW_EVERY = "1 second"
 LOOK_EVERY_SECONDS = 0.1
-PROGRESS_SHOWN = 10
 BESIDE = (
     "A query cannot be added to a running engine yet: this one runs on an engine of its own, beside it. "
     "(To have it in the pipeline: STOP, add it to the file, and use a new checkpoint.)"
@@ -390,48 +390,8 @@ class Session:
 
     def show(self, what: str) -> None:
         """SHOW QUERIES, STREAMS, TABLES or PROGRESS."""
-        shown = {
-            "queries": self._show_queries,
-            "streams": self._show_streams,
-            "tables": self._show_tables,
-            "progress": self._show_progress,
-        }
-        names, rows = shown[what]()
+        names, rows = SHOWN[what](self)
         self.say(self._writer().write(names, rows), "dim")
-
-    def _show_queries(self) -> tuple[list[str], list[list[Any]]]:
-        names = ["name", "mode", "state", "epochs", "rows_in", "rows_out", "last_epoch_seconds"]
-        if self.background is None:
-            rows = [[q.name, q.output_mode, "not started", 0, 0, 0, None] for q in self.pipeline.queries]
-            return names, rows
-        if not self.background.closed:
-            self.background.count()
-        return names, [list(self.background.row_of(query).values()) for query in self.pipeline.queries]
-
-    def _show_streams(self) -> tuple[list[str], list[list[Any]]]:
-        names = ["name", "format", "path", "watermark", "ttl"]
-        return names, [
-            [s.name, s.format, s.path, ", ".join(s.watermark) if s.watermark else None, s.ttl]
-            for s in self.pipeline.streams
-        ]
-
-    def _show_tables(self) -> tuple[list[str], list[list[Any]]]:
-        return ["name", "format", "path"], [[t.name, t.format, t.path] for t in self.pipeline.tables]
-
-    def _show_progress(self) -> tuple[list[str], list[list[Any]]]:
-        names = ["epoch", "rows_in", "rows_out", "rows_late", "state_rows", "state_bytes", "seconds"]
-        if self.background is None:
-            raise QueryError("NOT_STARTED", "nothing runs in the background", "START the pipeline")
-        if not self.background.closed:
-            self.background.count()
-        seen = self.background.seen
-        rows = []
-        for epoch in sorted(seen)[-PROGRESS_SHOWN:]:
-            p = seen[epoch]
-            sums = [sum(p[key].values()) for key in ("rows_in", "rows_out", "rows_late")]
-            size = in_bytes(p["state_bytes"]) if self.settings.format == "table" else p["state_bytes"]
-            rows.append([epoch, *sums, p["state_rows"], size, round(epoch_seconds(p), 3)])
-        return names, rows
 
     def describe(self, name: str) -> None:
         """Columns and types of a stream, table or query."""
