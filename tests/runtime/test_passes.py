@@ -1,0 +1,78 @@
+"""Passes: every tuple is in one of them, with all others of its key, and they are made where they pay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.query.plan import HASH, Plan
+from plait.runtime.passes import Passes, Reads, passes_for, reads_at
+from plait.state import deep
+from plait.state.segment import SegmentInfo
+from tests.runtime.test_state_property import PLAN
+
+HASHES = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1)), max_size=40).map(sorted)
+MIB = (1 << 20) // deep.BLOCK_BYTES
+"""Blocks in a megabyte."""
+
+
+def tuples(hashes: list[int]) -> pa.Table:
+    return pa.table({HASH: np.array(hashes, np.uint64), "row": np.arange(len(hashes))})
+
+
+@settings(deadline=None, derandomize=True, database=None)
+@given(HASHES, HASHES, st.integers(1, 9))
+def test_every_tuple_is_in_the_pass_of_its_key(one: list[int], other: list[int], count: int) -> None:
+    tables = {1: tuples(one), 2: tuples(other)}
+    seen: dict[int, list[int]] = {1: [], 2: []}
+    last = 0
+    for (begin, end), part in Passes(count).cut(tables):
+        assert last <= begin <= end
+        last = end
+        for edge, table in part.items():
+            assert table.num_rows
+            assert all(begin <= value < end for value in table.column(HASH).to_pylist())
+            seen[edge] += table.column("row").to_pylist()
+    assert seen == {1: list(range(len(one))), 2: list(range(len(other)))}
+
+
+@pytest.mark.parametrize(
+    ("reads", "count"),
+    [
+        ({}, 1),
+        ({"a": Reads([5000, 5000], 0, 100 * MIB)}, 1),
+        ({"a": Reads([5000, 5000], 100 * MIB)}, 200),
+        ({"a": Reads([5000, 5000], 100 * MIB, 20 * MIB)}, 240),
+        ({"a": Reads([5000, 5000], 100 * MIB), "b": Reads([5000, 5000], 30 * MIB)}, 230),
+        ({"a": Reads([5000], 100 * MIB)}, 1),
+        ({"a": Reads([500, 500], 100 * MIB)}, 1),
+        ({"a": Reads([50, 50], 8)}, 1),
+    ],
+    ids=["nothing", "flat", "one store", "its flat part too", "two", "one driver", "few tuples", "fits"],
+)
+def test_passes_are_made_where_blocks_would_be_read_again(reads: dict[str, Reads], count: int) -> None:
+    found = passes_for(reads, 1 << 20)
+    assert found.count == count
+    assert count == 1 or found.dense == frozenset(reads)
+
+
+def segment(store: str, kind: str, size: int, lo: int, hi: int) -> SegmentInfo:
+    return SegmentInfo(store, f"x.{kind}", 0, 1, "r", 10, 10, size, "", lo, hi, None, None, None)
+
+
+def test_reads_count_what_lies_in_the_range_of_the_tuples() -> None:
+    plan: Plan = PLAN
+    (tree, other) = plan.trees
+    store = tree.nodes[0].step.store
+    size = 64 * deep.BLOCK_BYTES
+    live = [segment(store, "deep", size, 0, 1024), segment(store, "arrow", size, 0, 512)]
+    half = tuples([0, 2**63 - 1])
+    found = reads_at(plan, 1, {tree.edge: half}, lambda name: live if name == store else [])
+    assert {name: (reads.tuples, reads.flat) for name, reads in found.items()} == {store: ([2], 64)}
+    assert found[store].blocks == deep.blocks_in(size // 2)
+    both = reads_at(plan, 1, {tree.edge: half, other.edge: half}, lambda _: live)
+    assert sum(len(reads.tuples) for reads in both.values()) == 2
+    assert not reads_at(plan, 2, {tree.edge: half}, lambda _: live)
