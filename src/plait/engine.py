@@ -329,13 +329,17 @@ class Run:
                 self._query.awaitTermination()
             elif not self._query.awaitTermination(timeout):  # type: ignore[arg-type]
                 return False
+            self._driver.behind.close()
             self._driver.behind.wait()
             return True
         except (PySparkException, Py4JError, OSError) as error:
             raise self._failure(error) from error
 
     def stop(self) -> None:
-        """Stops after the running epoch; what is committed stays, the rest is read again on the next start."""
+        """Stops after the running epoch, when its answers have arrived; what is committed stays.
+
+        The rest is read again on the next start.
+        """
         try:
             if self._query.isActive:
                 self._query.stop()
