@@ -343,11 +343,12 @@ class Run:
         try:
             if self._query.isActive:
                 self._query.stop()
-            self._driver.behind.close()
         except (Py4JError, OSError) as error:
             # With the JVM gone nothing runs any more.
             if translated(error).code != "SPARK_LOST":
                 raise translated(error) from error
+        finally:
+            self._driver.behind.close()
 
     @property
     def exception(self) -> PlaitError | None:

@@ -32,7 +32,6 @@ class Behind:
         assert not self.busy, "one epoch's answers at a time"
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="plait-answers")
-
         self._work = self._pool.submit(work)
         self._work.add_done_callback(self._ended)
 

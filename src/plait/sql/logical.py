@@ -7,6 +7,7 @@ gives columns of the same ids.  Nothing here imports pyspark; JVM objects are `A
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any
 
 from plait.sql.multiway import items
@@ -55,12 +56,7 @@ class Logical:
 
     def filter(self, conditions: list[Any], child: Any) -> Any:
         """WHERE all of them."""
-        if not conditions:
-            return child
-        whole = conditions[0]
-        for condition in conditions[1:]:
-            whole = self._expressions.And(whole, condition)
-        return self._plans.Filter(whole, child)
+        return self._plans.Filter(reduce(self._expressions.And, conditions), child) if conditions else child
 
     def cross(self, left: Any, right: Any) -> Any:
         """Every row with every row; Spark's optimiser makes conditions above it part of it."""
@@ -73,10 +69,7 @@ class Logical:
 
     def semi(self, left: Any, right: Any, same: Iterable[tuple[Any, Any]]) -> Any:
         """The rows of `left` that have a partner in `right`, of which all these pairs are equal."""
-        whole = None
-        for one, other in same:
-            equal = self._expressions.EqualTo(one, other)
-            whole = equal if whole is None else self._expressions.And(whole, equal)
+        whole = reduce(self._expressions.And, [self._expressions.EqualTo(one, other) for one, other in same])
         return self._plans.Join(left, right, self._joins.JoinType.apply("leftsemi"), self._some(whole), self._hint)
 
     def aggregate(self, groupings: Iterable[Any], columns: Iterable[Any], child: Any) -> Any:

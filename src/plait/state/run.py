@@ -1,7 +1,7 @@
 """A run: rows sorted by hash that can be looked up and read, wherever they lie.
 
 `MemoryRun` is what arrived in this epoch, or a flat segment under a memory map; `deep.DeepSegment` reads compressed
-blocks.  Probing, sampling and merging see this much and no more, so a run's format is its own affair.
+blocks.  Probing and sampling see this much and no more, so a run's format is its own affair.
 """
 
 from __future__ import annotations
@@ -93,10 +93,6 @@ class Run(Protocol):
 
     def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
         """Columns of the rows with these numbers."""
-        ...
-
-    def slice(self, begin: int, end: int) -> pa.Table:
-        """All columns of the rows `begin` … `end` − 1."""
         ...
 
 

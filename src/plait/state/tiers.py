@@ -38,8 +38,7 @@ from plait.query.plan import ARRIVED, Store
 from plait.state.columns import take_table
 from plait.state.deep import writing_deep
 from plait.state.home import SegmentHome
-from plait.state.reader import open_segment
-from plait.state.run import Run
+from plait.state.reader import Segment, open_segment
 from plait.state.segment import SegmentInfo, microseconds, write_segment
 
 SEGMENT_BYTES = 32 << 20
@@ -184,7 +183,7 @@ class _Source:
     """An input, and how far it is merged: row `at` is the next."""
 
     info: SegmentInfo
-    run: Run
+    run: Segment
     at: int
     end: int
 

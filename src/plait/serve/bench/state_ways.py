@@ -115,10 +115,6 @@ class RocksRun:
         found = blob[rows - before[back] + (ends - (self._ends[wanted] - before))[back]]
         return [pa.array(np.ascontiguousarray(found[:, self._columns.index(name)])) for name in names]
 
-    def slice(self, begin: int, end: int) -> pa.Table:
-        """Merging is RocksDB's own affair."""
-        raise NotImplementedError
-
 
 class RocksWork(MemoryWork):
     """State in RocksDB, one database per store.  `memory` is for the whole state."""
