@@ -385,7 +385,11 @@ def test_a_session_at_the_prompt(terminal: Terminal, pipeline: Path, tmp_path: P
     terminal.until("Stopped following")
 
     terminal.until("plait> ")
-    terminal.type("SELECT 6 * 7 AS answer;\n")
+    terminal.type("sel\t")  # Tab completes keywords in the case begun, and names
+    terminal.until("select")
+    terminal.type(" id from custo\t")
+    terminal.until("custo\x07mer")  # and rings, since several names begin so
+    terminal.type("\x15SELECT 6 * 7 AS answer;\n")  # Ctrl-U gives the line up
     terminal.until("\n +42 +\n")
     terminal.until("plait> ")
     terminal.type("\\q\n")
