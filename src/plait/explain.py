@@ -118,7 +118,8 @@ def explain_stages(name: str, query: ReadQuery) -> str:
         if source.maintained is None:
             lines.append(f"  {what}, its rows")
         else:
-            lines.append(f"  {what}, as an aggregate that is maintained incrementally")
+            where = "by Spark" if source.graph.grouping is None else "by the join's tasks"
+            lines.append(f"  {what}, as an aggregate that is maintained incrementally: rows are grouped {where}")
     if query.residual is not None:
         lines += ["", f"Recomputed for every answer ({' or '.join(query.residual.modes)})"]
         lines += [f"  {note}" for note in dict.fromkeys(query.residual.notes)] or ["  only what is above"]

@@ -112,6 +112,28 @@ def test_null_tests_are_never_null_and_nan_is_not_null() -> None:
     assert evaluated(Call("isnotnull", (column("x", "double"),), "boolean"), columns) == [False, True, True]
 
 
+def test_a_case_is_the_first_that_holds_and_null_does_not() -> None:
+    columns = {"a": pa.array([True, None, False, True]), "b": pa.array([True, True, None, False])}
+    branches = (column("a", "boolean"), Literal(1, "int"), column("b", "boolean"), Literal(2, "int"))
+    assert evaluated(Call("case", (*branches, Literal(None, "int")), "int"), columns) == [1, 2, None, 1]
+    assert evaluated(Call("case", (*branches, Literal(7, "int")), "int"), columns) == [1, 2, 7, 1]
+
+
+def test_decimals_keep_every_digit() -> None:
+    columns = {
+        "d": pa.array([Decimal("99999999.99"), Decimal("-0.01"), None], pa.decimal128(10, 2)),
+        "n": pa.array([2**31 - 1, -1, 0], pa.int32()),
+    }
+    d, one = column("d", "decimal(10,2)"), Literal("1", "decimal(1,0)")
+    less = Call("-", (one, d), "decimal(11,2)")
+    assert evaluated(less, columns) == [Decimal("-99999998.99"), Decimal("1.01"), None]
+    wide = Call("cast", (column("n", "int"),), "decimal(10,0)")
+    product = Call("*", (less, wide), "decimal(22,2)")
+    assert evaluated(product, columns) == [Decimal("-99999998.99") * (2**31 - 1), Decimal("-1.01"), None]
+    assert _value(product, lambda ref: columns[ref.column]).type == pa.decimal128(22, 2)
+    assert evaluated(Call("unscaled", (d,), "bigint"), columns) == [9999999999, -1, None]
+
+
 LEAVES = st.one_of(
     st.sampled_from([column("x", "bigint"), column("y", "bigint")]),
     st.sampled_from([None, 0, 1, 5]).map(lambda value: Literal(value, "bigint")),

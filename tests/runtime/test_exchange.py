@@ -69,18 +69,35 @@ def test_every_tuple_goes_to_the_owner_of_its_key_group(
 
 def test_beyond_its_limit_an_outbox_holds_nothing_in_memory() -> None:
     table = bucket(list(range(1000)))
-    size = len(encode(table))
-    outbox = Outbox(limit=2.5 * size)
+    outbox = Outbox(limit=2.5 * table.nbytes)
     for _ in range(5):
         outbox.ship(1, table, 1)
-    held = [len(payload) for _, _, payload in outbox.rows if isinstance(payload, bytes)]
-    assert held == [size, size]
-    assert outbox.spill.size == 3 * size
+    assert [isinstance(kept, pa.Table) for _, _, kept in outbox.rows] == [True, True, False, False, False]
+    assert outbox.spill.size == 3 * len(encode(table))
     assert [row[2] for row in sent(outbox)] == [encode(table)] * 5
     # Empty again, it starts anew.
     outbox.ship(1, table, 1)
     assert outbox.spill.size == 0
     assert len(sent(outbox)) == 1
+
+
+def test_the_next_hop_of_the_same_task_gets_buckets_and_leaves_descriptors() -> None:
+    one, other = bucket(list(range(1000))), bucket([5, 6])
+    outbox = Outbox(limit=1.5 * one.nbytes)
+    outbox.note(0, kind="source")
+    for edge, table in ((1, one), (2, other), (1, one)):
+        outbox.ship(edge, table, 1)
+    assert outbox.spill.size
+    inbox = outbox.delivered()
+    assert {edge: [t.to_pylist() for t in tables] for edge, tables in inbox.buckets.items()} == {
+        1: [one.to_pylist()] * 2,
+        2: [other.to_pylist()],
+    }
+    assert not inbox.notes
+    assert inbox.bytes == 2 * one.nbytes + other.nbytes
+    assert (outbox.held, outbox.spill.size) == (0, 0)
+    assert [row[1] for row in sent(outbox)] == [DESCRIPTOR]
+    assert not outbox.delivered().buckets
 
 
 def test_what_spark_gets_at_a_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

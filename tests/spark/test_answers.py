@@ -40,6 +40,10 @@ COMPLETE = {
     "groups": f"""SELECT s.g, count(*) AS n, count(s.v) AS nv, sum(s.v) AS sv, avg(s.v) AS av, min(s.v) AS least,
         max(t.n) AS most, sum(s.d) AS sd, avg(s.d) AS ad, min(s.d) AS ld, sum(s.x) AS sx, avg(s.x) AS ax
         {JOIN} GROUP BY s.g""",
+    "grouped_by_tasks": f"""SELECT s.g, t.w, sum(s.d * (1 - s.d)) AS r, avg(s.v) AS av, avg(s.x) AS ax, min(s.d) AS ld,
+        sum(CASE WHEN t.n = 'q' THEN s.d * t.w WHEN s.v IS NULL THEN 1 ELSE 0 END) AS cased, max(s.v) AS most,
+        sum(if(s.v > 2, s.d, NULL)) AS big, count(s.d) AS nd, count(*) AS n, sum(s.v * t.w) AS product
+        {JOIN} GROUP BY s.g, t.w""",
     "one_stream": "SELECT g, count(*) AS n, avg(d) AS a FROM s WHERE v > 0 GROUP BY g",
     "nothing": "SELECT count(*) AS n, count(v) AS nv, sum(v) AS total, max(g) AS most, avg(d) AS a FROM s WHERE v > 99",
     "having": f"SELECT s.g, sum(t.w) AS total {JOIN} GROUP BY s.g HAVING count(*) > 6 AND max(s.v) > 3",
@@ -289,9 +293,50 @@ def test_a_query_that_keeps_all_rows_says_so_once(spark: SparkSession, tmp_path:
         text = engine.explain("outer", stages=True)
         assert "left outer join keeps rows without a partner" in text
         assert "maintained incrementally" in engine.explain("grouped", stages=True)
+        assert "rows are grouped by the join's tasks" in engine.explain("grouped", stages=True)
         with pytest.raises(plait.PlaitError) as unknown:
             engine.explain("nobody", stages=True)
         told(unknown.value, "NO_QUERY")
+
+
+def test_only_what_tasks_evaluate_as_spark_does_is_grouped_by_them(spark: SparkSession, tmp_path: Path) -> None:
+    with plait.Engine(spark, str(tmp_path / "checkpoint")) as engine:
+        for name, schema in SCHEMAS.items():
+            engine.stream(name, ScriptedStream(spark, tmp_path / name, schema).frame())
+        for name, sql in {
+            "by_tasks": COMPLETE["grouped_by_tasks"].replace("avg(s.v)", "avg(s.d)"),
+            "least_string": f"SELECT s.g, min(t.n) AS n {JOIN} GROUP BY s.g",
+            "least_double": f"SELECT s.g, min(s.x) AS x {JOIN} GROUP BY s.g",
+            "by_double": f"SELECT s.x, count(*) AS n {JOIN} GROUP BY s.x",
+            "quotient": f"SELECT s.g, sum(s.d / 3) AS q {JOIN} GROUP BY s.g",
+            "rounded": f"SELECT s.g, sum(CAST(s.d AS DECIMAL(38, 10)) * s.d) AS r {JOIN} GROUP BY s.g",
+            "filtered": f"SELECT s.g, sum(s.v) FILTER (WHERE s.v > 1) AS v {JOIN} GROUP BY s.g",
+            "spark_s_condition": f"SELECT s.g, count(*) AS n {JOIN} AND s.g LIKE concat(t.n, '%') GROUP BY s.g",
+        }.items():
+            engine.query(name, sql)
+            said = engine.explain(name, stages=True)
+            assert ("grouped by the join's tasks" in said) == (name == "by_tasks"), name
+            assert ("grouped by Spark" in said) == (name != "by_tasks"), name
+
+
+def test_sums_that_tasks_leave_to_spark_are_right(spark: SparkSession, tmp_path: Path) -> None:
+    numbers = ScriptedStream(spark, tmp_path / "numbers", "g string, v bigint")
+    numbers.add([("a", 2**62), ("a", 2**61), ("b", 1)])
+    numbers.add([("b", 2), ("c", 3)])
+    numbers.add([("c", 2**62), ("c", -(2**62)), ("b", 2**62)])
+    given: list[list[tuple[Any, ...]]] = []
+    with plait.Engine(spark, str(tmp_path / "checkpoint")) as engine:
+        engine.stream("numbers", numbers.frame())
+        query = engine.query("total", "SELECT g, sum(v) AS v FROM numbers GROUP BY g ORDER BY g")
+        query.foreach_batch(lambda rows, _: given.append([tuple(row) for row in rows.collect()]))
+        run_epochs(engine)
+        kinds = [file.grouped for file in engine.checkpoint.log.results()]
+    assert given == [
+        [("a", 3 * 2**61), ("b", 1)],
+        [("a", 3 * 2**61), ("b", 3), ("c", 3)],
+        [("a", 3 * 2**61), ("b", 2**62 + 3), ("c", 3)],
+    ]
+    assert set(kinds) == {False, True}
 
 
 def test_a_table_is_a_batch_dataframe_and_joins_a_stream(spark: SparkSession, tmp_path: Path) -> None:

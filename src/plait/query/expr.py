@@ -4,8 +4,9 @@ Anything Catalyst can say but these nodes cannot stays SQL text and is left to S
 The meaning of every operator is Spark's: NaN equals NaN and is greater than all, NULL in gives NULL out,
 `<=>` is null-safe, integer arithmetic that overflows is an error.
 
-Operators: `=  <=>  <  <=  >  >=  and  or  not  isnull  isnotnull  +  -  *  shift  cast`
-(`shift(t, n)` adds n microseconds to a timestamp).
+Operators: `=  <=>  <  <=  >  >=  and  or  not  isnull  isnotnull  +  -  *  shift  cast  unscaled  case`
+(`shift(t, n)` adds n microseconds to a timestamp; `unscaled(d)` is all digits of a decimal as an integer;
+`case(c1, v1, c2, v2, …, e)` is the value of the first condition that holds, else e; all its values are computed).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ColumnRef:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant: numbers as they are, dates in days, timestamps in microseconds since the epoch."""
+    """A constant: numbers as they are, decimals as text, dates in days, timestamps in microseconds since 1970."""
 
     value: Scalar
     type: str
@@ -72,6 +73,15 @@ def rename(expr: Expr, names: dict[str, str]) -> Expr:
     if isinstance(expr, Literal):
         return expr
     return Call(expr.op, tuple(rename(arg, names) for arg in expr.args), expr.type)
+
+
+def replaced(expr: Expr, refs: dict[ColumnRef, ColumnRef]) -> Expr:
+    """The same expression over other columns."""
+    if isinstance(expr, ColumnRef):
+        return refs[expr]
+    if isinstance(expr, Literal):
+        return expr
+    return Call(expr.op, tuple(replaced(arg, refs) for arg in expr.args), expr.type)
 
 
 def to_json(expr: Expr) -> Any:

@@ -16,6 +16,7 @@ from functools import cached_property
 
 from plait.errors import QueryError
 from plait.query.expr import ColumnRef, Expr
+from plait.query.grouping import Grouping
 from plait.query.relation import ColumnDef
 
 INTEGRAL = ("tinyint", "smallint", "int", "bigint")
@@ -106,6 +107,8 @@ class JoinGraph:
     outputs: tuple[Output, ...]
     windows: tuple[Window, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    grouping: Grouping | None = None
+    """The aggregate right above the join, if tasks can make it of the rows they join; it reads outputs only."""
 
     def __post_init__(self) -> None:
         names = [a.name for a in self.aliases]

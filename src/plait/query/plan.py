@@ -25,6 +25,7 @@ from typing import Any
 from plait.query import expr as expressions
 from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of
 from plait.query.graph import JoinGraph, is_exact_key
+from plait.query.grouping import Grouping, GroupKey, GroupValue
 from plait.query.relation import ColumnDef
 
 HASH = "#h"
@@ -236,6 +237,8 @@ class QueryPlan:
     """Per driving alias the ids of the nodes its order goes through: where what was observed belongs."""
     relations: tuple[tuple[str, str], ...]
     """(alias, relation) in written order."""
+    grouping: Grouping | None = None
+    """The aggregate that tasks make of the rows, over `columns`; None keeps the rows themselves."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +298,7 @@ _CLASSES = {
     kind.__name__: kind
     for kind in (
         ColumnDef, Key, Store, SlotColumn, Zone, Step, Emit, Node, ProbeTree, SampleWish, IngestEdge,
-        Input, QueryPlan, Plan,
+        Input, GroupKey, GroupValue, Grouping, QueryPlan, Plan,
     )
 }  # fmt: skip
 

@@ -3,7 +3,8 @@
 Contract.  An answer after epoch n is the query's answer over all rows up to n, whatever was merged, replayed or
 restarted in between: it is a function of the files that the manifests up to n name, and of nothing else.
 
-Every epoch commits its joined rows as its tasks wrote them: no Spark job is spent on an epoch that nobody asks about.
+Every epoch commits its joined rows as its tasks wrote them, or the groups that they made of them (`grouped.py`): no
+Spark job is spent on an epoch that nobody asks about.
 Where many files have come together (`Sources.merged`) they become one, which the manifest marks as standing for all of
 them: of a maintained aggregate the partial rows, one per group; of other sources the rows.
 
@@ -16,18 +17,50 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from plait.errors import QueryError
+from plait.query.graph import is_key_type
+from plait.runtime import grouped
 from plait.runtime.rows import SMALL_BYTES, ResultRows
 from plait.runtime.sinks import Sink
 from plait.sql.residual import Residual, Source, finish, merged
+from plait.state.columns import single
 from plait.state.manifest import Manifest, ManifestLog, ResultFile
 
 MODES = ("append", "update", "complete")
 MERGE_FILES = 8
 """Files of joined rows that may come together before a maintained aggregate makes partial rows of them."""
 MOST_FILES = 64
+FEW_BYTES = 1 << 20
+"""Groups that come to so much are held, and handed to Spark as they are instead of as files."""
+
+
+@dataclass
+class Groups:
+    """What the groups of sources have come to, held here while they are few: made from files, and lost without harm."""
+
+    held: dict[str, tuple[tuple[str, ...], pa.Table]] = field(default_factory=dict)
+
+    def of(self, source: str, files: tuple[ResultFile, ...], rows: ResultRows) -> pa.Table | None:
+        """The merged rows of these files; None where that is much, or for Spark to merge."""
+        grouping = rows.plan.query_by_name[source].grouping
+        paths = tuple(file.path for file in files)
+        known, table = self.held.pop(source, ((), None))
+        if grouping is None or not all(file.whole or file.grouped for file in files):
+            return None
+        if sum(file.bytes for file in files) > SMALL_BYTES:
+            return None
+        if table is None or paths[: len(known)] != known:
+            known, table = (), None
+        if paths != known:
+            parts = list(rows.tables(files[len(known) :]))
+            table = grouped.merged(parts if table is None else [table, *parts], grouping)
+        if table is not None and table.nbytes <= FEW_BYTES:
+            self.held[source] = paths, table
+        return table
 
 
 @dataclass
@@ -37,6 +70,7 @@ class LiveResults:
     files: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
     new: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
     """Those that the last epoch has added."""
+    groups: Groups = field(default_factory=Groups)
 
     @staticmethod
     def read(log: ManifestLog) -> LiveResults:
@@ -92,9 +126,38 @@ class Committed:
         every = [file for s in self.residual.sources for file in self.live.files.get(s.name, ())]
         return read(self.residual, source, self.rows, self.live.files.get(source.name, ()), every)
 
+    def merged(self, source: Source) -> DataFrame:
+        """Merged by Spark; few groups are merged here, which spares reading their files and a part of the plan."""
+        assert source.maintained is not None
+        files = self.live.files.get(source.name, ())
+        few = sum(file.bytes for file in files) <= FEW_BYTES
+        table = self.live.groups.of(source.name, files, self.rows) if few else None
+        if table is not None and table.nbytes <= FEW_BYTES:
+            return self.rows.here(source.columns, table)
+        return merged(self(source), source.maintained)
+
     def count(self, source: Source) -> int:
         """Rows in its files."""
         return sum(file.rows for file in self.live.files.get(source.name, ()))
+
+    def sharing(self, source: Source, column: int, other: Source, by: int) -> DataFrame | None:
+        """Found here, where both are small and few rows are left."""
+        queries = [self.rows.plan.query_by_name[s.name] for s in (source, other)]
+        files = [self.live.files.get(s.name, ()) for s in (source, other)]
+        if any(q.select or q.where for q in queries) or any(sum(f.bytes for f in fs) > SMALL_BYTES for fs in files):
+            return None
+        (mine, kind), (theirs, their_kind) = source.columns[column], other.columns[by]
+        if kind != their_kind or kind in ("float", "double") or not is_key_type(kind) or not all(files):
+            return None
+        keys = [single(table.column(0)) for table in self.rows.tables(files[1], [theirs])]
+        known = pa.concat_arrays([key.cast(keys[0].type) for key in keys]).unique()
+        shared: list[pa.Table] = []
+        for table in self.rows.tables(files[0]):
+            found = pc.is_in(table.column(mine).cast(known.type), known)
+            shared.append(table.filter(found).cast(shared[0].schema if shared else table.schema))
+            if sum(part.nbytes for part in shared) > FEW_BYTES:
+                return None
+        return self.rows.here(source.columns, pa.concat_tables(shared))
 
 
 class Changed(Committed):
@@ -110,6 +173,11 @@ class Changed(Committed):
         touched = found.toDF(*(f"n{key}" for key in keys))
         same = [frame[key].eqNullSafe(touched[f"n{key}"]) for key in keys]
         return frame.join(touched, same, "left_semi") if keys else frame
+
+    def merged(self, source: Source) -> DataFrame:
+        """Merged by Spark."""
+        assert source.maintained is not None
+        return merged(self(source), source.maintained)
 
 
 @dataclass
@@ -136,10 +204,14 @@ class Sources:
         few = len(parts) < (MERGE_FILES if source.maintained is not None else MOST_FILES)
         if (few and new <= SMALL_BYTES) or (4 * new < old and len(parts) < MOST_FILES):
             return []
+        if (groups := self.live.groups.of(source.name, files, rows)) is not None:
+            return rows.written_here(source.name, groups, whole=True)
+        small = sum(file.bytes for file in files) <= SMALL_BYTES
         frame = read(residual, source, rows, files, files)
         whole = frame if source.maintained is None else merged(frame, source.maintained)
-        small = sum(file.bytes for file in files) <= SMALL_BYTES
-        return (rows.written_here if small else rows.written)(source.name, whole, whole=True)
+        if small:
+            return rows.written_here(source.name, whole.toArrow(), whole=True)
+        return rows.written(source.name, whole, whole=True)
 
 
 def read(
@@ -151,10 +223,10 @@ def read(
     """
     query = rows.plan.query_by_name[source.name]
     files, small = list(files), sum(file.bytes for file in every) <= SMALL_BYTES
-    whole = [file for file in files if file.whole]
-    frames = [rows.read(source.columns, whole)] if whole else []
-    if len(whole) < len(files) or not whole:
-        joined = finish(rows.read(query.columns, [file for file in files if not file.whole]), query)
+    made = [file for file in files if file.whole or file.grouped]
+    frames = [rows.read(source.columns, made)] if made else []
+    if len(made) < len(files) or not made:
+        joined = finish(rows.read(query.columns, [file for file in files if file not in made]), query)
         joined = joined.coalesce(1) if small else joined
         frames.append(joined if source.maintained is None else residual.partial(source, joined))
     found = reduce(DataFrame.union, frames)

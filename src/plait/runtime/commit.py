@@ -86,12 +86,12 @@ def _merge(account: Collected, note: Mapping[str, object]) -> None:
 
 
 def _result(account: Collected, note: Mapping[str, object]) -> None:
-    query, rows, file = note["query"], note["rows"], note["file"]
+    query, rows, files = note["query"], note["rows"], note["files"]
     assert isinstance(query, str)
     assert isinstance(rows, int)
+    assert isinstance(files, list)
     account.rows_out[query] += rows
-    if isinstance(file, dict):
-        account.results.append(ResultFile(**file))
+    account.results += [ResultFile(**file) for file in files]
 
 
 def _work(account: Collected, note: Mapping[str, object]) -> None:

@@ -1,12 +1,13 @@
 """Evaluates `query.expr` trees on Arrow arrays, with Spark's meaning of every operator.
 
 NaN equals NaN and is greater than any other number, -0.0 equals 0.0, NULL in gives NULL out except for
-`<=>`, `isnull` and `isnotnull`, AND/OR are three-valued, integer overflow is an error.
+`<=>`, `isnull`, `isnotnull` and `case`, AND/OR are three-valued, integer overflow is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,6 +42,19 @@ def holds(expr: Expr, column: Lookup) -> pa.BooleanArray:
     return pc.fill_null(_value(expr, column), False)
 
 
+def values(expr: Expr, column: Lookup, rows: int) -> pa.Array:
+    """The expression's value in each of so many rows."""
+    found = _value(expr, column)
+    return pa.repeat(found, rows) if isinstance(found, pa.Scalar) else found
+
+
+def arrow_type(kind: str) -> pa.DataType | None:
+    """Of a Spark type that tasks compute with; None of another."""
+    if kind.startswith("decimal("):
+        return pa.decimal128(*map(int, kind[8:-1].split(",")))
+    return _ARROW.get(kind)
+
+
 def _value(expr: Expr, column: Lookup) -> pa.Array | pa.Scalar:
     if isinstance(expr, ColumnRef):
         return column(expr)
@@ -53,7 +67,10 @@ def _value(expr: Expr, column: Lookup) -> pa.Array | pa.Scalar:
 def _literal(literal: Literal) -> pa.Scalar:
     if literal.type in ("timestamp", "timestamp_ntz"):
         return pa.scalar(literal.value, pa.int64()).cast(pa.timestamp("us"))
-    return pa.scalar(literal.value, _ARROW.get(literal.type))
+    kind = arrow_type(literal.type)
+    if isinstance(literal.value, str) and pa.types.is_decimal(kind):
+        return pa.scalar(Decimal(literal.value), kind)
+    return pa.scalar(literal.value, kind)
 
 
 def _call(expr: Call, args: list[pa.Array | pa.Scalar]) -> pa.Array | pa.Scalar:
@@ -77,7 +94,15 @@ def _call(expr: Call, args: list[pa.Array | pa.Scalar]) -> pa.Array | pa.Scalar:
     if op == "shift":
         return pc.add_checked(_plain(args[0]), args[1])
     if op == "cast":
-        return args[0].cast(_ARROW[expr.type])
+        return args[0].cast(arrow_type(expr.type))
+    if op == "unscaled":
+        scale = args[0].type.scale
+        return pc.multiply(args[0], pa.scalar(Decimal(10**scale), pa.decimal128(scale + 1, 0))).cast(pa.int64())
+    if op == "case":
+        found = args[-1]
+        for condition, then in reversed(list(zip(args[:-1:2], args[1:-1:2], strict=True))):
+            found = pc.if_else(pc.fill_null(condition, False), then, found)
+        return found
     arithmetic = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
     return arithmetic[op](*args)
 

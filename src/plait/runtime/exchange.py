@@ -60,7 +60,7 @@ def planned(rows: DataFrame) -> DataFrame:
 class Outbox:
     """Rows a task sends on.  Beyond `limit` bytes, buckets wait on disk until Spark takes them."""
 
-    rows: list[tuple[int, int, bytes | Spilled]] = field(default_factory=list)
+    rows: list[tuple[int, int, bytes | pa.Table | Spilled]] = field(default_factory=list)
     limit: float = float("inf")
     held: int = 0
     spill: Spill = field(default_factory=Spill)
@@ -80,10 +80,9 @@ class Outbox:
         for task in range(tasks):
             for begin in range(int(bounds[task]), int(bounds[task + 1]), step):
                 end = min(begin + step, int(bounds[task + 1]))
-                payload = encode(table.slice(begin, end - begin))
-                self.held += len(payload)
-                kept = payload if self.held <= self.limit else self.spill.add(payload)
-                self.rows.append((task, edge, kept))
+                bucket = table.slice(begin, end - begin)
+                self.held += bucket.nbytes
+                self.rows.append((task, edge, bucket if self.held <= self.limit else self.spill.add(encode(bucket))))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """What Spark gets: record batches of bounded size.  The outbox is empty afterwards."""
@@ -92,14 +91,34 @@ class Outbox:
         while begin < len(rows):
             part: list[tuple[int, int, bytes]] = []
             size = 0
-            while begin < len(rows) and (not part or size + len(rows[begin][2]) < 4 * _BUCKET_BYTES):
+            while begin < len(rows) and (not part or size + _size(rows[begin][2]) < 4 * _BUCKET_BYTES):
                 task, edge, kept = rows[begin]
-                part.append((task, edge, kept if isinstance(kept, bytes) else self.spill.read(kept)))
-                size += len(kept)
+                part.append((task, edge, self._payload(kept)))
+                size += _size(kept)
                 begin += 1
             yield pa.record_batch([list(c) for c in zip(*part, strict=True)], schema=_ARROW)
         self.held = 0
         self.spill.clear()
+
+    def delivered(self) -> Inbox:
+        """What the next hop gets where it is in the same task: the buckets.  Descriptors stay."""
+        inbox = Inbox()
+        notes = [row for row in self.rows if row[1] == DESCRIPTOR]
+        content = self.spill.mapped()
+        self.spill.clear()
+        for _, edge, kept in self.rows:
+            if edge != DESCRIPTOR:
+                assert not isinstance(kept, bytes), "buckets are tables until Spark takes them"
+                table = decode(content.slice(kept.begin, kept.size)) if isinstance(kept, Spilled) else kept
+                inbox.buckets.setdefault(edge, []).append(table)
+                inbox.bytes += table.nbytes
+        self.rows, self.held = notes, 0
+        return inbox
+
+    def _payload(self, kept: bytes | pa.Table | Spilled) -> bytes:
+        if isinstance(kept, pa.Table):
+            return encode(kept)
+        return self.spill.read(kept) if isinstance(kept, Spilled) else kept
 
 
 @dataclass
@@ -136,12 +155,16 @@ class Inbox:
             inbox.buckets.setdefault(edge, []).append(decode(content.slice(place.begin, place.size)))
         return inbox
 
+    def count(self, limit: float) -> int:
+        """How many slices of about `limit` bytes."""
+        return max(1, math.ceil(self.bytes / limit))
+
     def slices(self, limit: float, groups: tuple[int, int]) -> Iterator[dict[int, pa.Table]]:
         """The tuples by edge, sorted by hash: all at once, or range of hashes by range, each about `limit` bytes.
 
         `groups` are the key groups of this task.  A key's tuples, of all edges, are in one slice.
         """
-        count = max(1, math.ceil(self.bytes / limit))
+        count = self.count(limit)
         low, high = (group * (2**64 // KEY_GROUPS) for group in groups)
         bounds = [low + (high - low) * i // count for i in range(count + 1)]
         for begin, end in pairwise(bounds):
@@ -151,6 +174,10 @@ class Inbox:
                 for edge, parts in self.buckets.items()
             }
             yield {edge: merged(parts) for edge, parts in tables.items() if parts}
+
+
+def _size(kept: bytes | pa.Table | Spilled) -> int:
+    return int(kept.nbytes) if isinstance(kept, pa.Table) else len(kept)
 
 
 def between(bucket: pa.Table, begin: int, end: int) -> pa.Table:

@@ -100,10 +100,10 @@ class ResultWriter:
         except OSError as error:
             raise self._failed(error) from error
 
-    def close(self) -> ResultFile | None:
-        """Finishes the file; None when there is none."""
+    def close(self, whole: bool = False, grouped: bool = False) -> list[ResultFile]:
+        """Finishes the file; none, where there were no rows."""
         if self._writer is None or self._file is None or self._out is None or self.results is None:
-            return None
+            return []
         try:
             self._writer.close()
             self._file.flush()
@@ -117,7 +117,8 @@ class ResultWriter:
         if isinstance(self.results, RemoteFiles):
             self.results.upload(self._full, self._path)
             os.unlink(self._full)
-        return ResultFile(self.query, self._path, self.rows, self._out.size, self._out.digest.hexdigest())
+        digest = self._out.digest.hexdigest()
+        return [ResultFile(self.query, self._path, self.rows, self._out.size, digest, whole, grouped)]
 
     def abandon(self) -> None:
         """Removes what was written: the task has failed."""

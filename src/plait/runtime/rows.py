@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import lru_cache
 from tempfile import TemporaryDirectory
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 from pyspark.sql import DataFrame, SparkSession
@@ -84,22 +85,19 @@ class ResultRows:
         self.known.update(candidate.path for candidate in candidates)
         rows = finish(self.read(query.columns, candidates), query)
         small = sum(candidate.bytes for candidate in candidates) <= SMALL_BYTES
-        files = self.written_here(query.name, rows) if small else self.written(query.name, rows)
+        files = self.written_here(query.name, rows.toArrow()) if small else self.written(query.name, rows)
         for candidate in candidates:
             self.checkpoint.results.delete(candidate.path)
         return files
 
-    def written_here(self, query: str, rows: DataFrame, whole: bool = False) -> list[ResultFile]:
-        """What `written` does, for few rows: they pass through the driver, which spares Spark's own way of writing."""
-        table = rows.toArrow()
+    def written_here(self, query: str, table: pa.Table, whole: bool = False) -> list[ResultFile]:
+        """What `written` does, for few rows: they are in the driver, which spares Spark's own way of writing."""
         writer = ResultWriter(query, tuple(table.column_names), self.checkpoint.results, self.checkpoint.config.sync)
         if table.num_rows:
             writer.add(table)
-        file = writer.close()
-        if file is None:
-            return []
-        self.known.add(file.path)
-        return [replace(file, whole=whole)]
+        files = writer.close(whole=whole)
+        self.known.update(file.path for file in files)
+        return files
 
     def written(self, query: str, rows: DataFrame, whole: bool = False) -> list[ResultFile]:
         """Rows that Spark has computed as result files of a query; they are not committed by that."""
@@ -160,6 +158,17 @@ class ResultRows:
     def schema(self, query: str) -> T.StructType:
         """The schema of a query's output."""
         return _struct(self.plan.query_by_name[query].output)
+
+    def tables(self, files: Iterable[ResultFile], columns: list[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of small files, file by file: all columns, or these."""
+        local = not isinstance(self.checkpoint.results, RemoteFiles)
+        with nullcontext(self.paths(files)) if local else self.copies(files) as paths:
+            for path in paths:
+                yield pq.read_table(path, columns=columns)
+
+    def here(self, columns: tuple[tuple[str, str], ...], table: pa.Table) -> DataFrame:
+        """A few rows that are here already, in one partition."""
+        return self.spark.createDataFrame(table, _struct(columns)).coalesce(1)
 
     def read(self, columns: tuple[tuple[str, str], ...], files: Iterable[ResultFile]) -> DataFrame:
         """The rows of files with these columns."""

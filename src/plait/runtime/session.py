@@ -15,8 +15,14 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.python.daemon.module": "plait.runtime.daemon",
     "spark.python.worker.reuse": "true",
+    # Over TCP a small task waits 25 to 40 ms, most likely for delayed acknowledgements; over these it does not.
+    "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Every job tells its listeners its plan in words, whether there are listeners or not: few words.
+    "spark.sql.ui.explainMode": "simple",
+    # Files of answers lie on this machine: listing them takes no job.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
     "spark.sql.shuffle.partitions": "2",
     # Look for new data at once; the trigger decides the pace.
     "spark.sql.streaming.pollingDelay": "1ms",

@@ -22,6 +22,7 @@ from plait.query.plan import ARRIVED, HASH, MASK, Emit, IngestEdge, Node, Plan, 
 from plait.runtime.exchange import Inbox, Outbox
 from plait.runtime.faults import reached
 from plait.runtime.frames import Frame, Partial, Slot, arrived
+from plait.runtime.grouped import GroupWriter
 from plait.runtime.hops import Prober, Span
 from plait.runtime.passes import HashRange, passes_for, reads_at
 from plait.runtime.results import ResultWriter
@@ -89,34 +90,7 @@ def first_hop(context: EpochTask, task: int | None = None, kind: type[Work] | No
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _abandoning((kind or Work)(context, _task_number() if task is None else task)) as work:
-            yield from work_through(work, batches)
-
-    def work_through(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if context.home.remote is not None and context.epoch % _TIDY == 0:
-            context.home.forget(context.live_paths, time.time() - _YOUNG)
-        inbox = Inbox.read(batches, work.inbox_bytes)
-        work.forward(inbox.notes)
-        inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
-        for number, tables in enumerate(inbox.slices(work.inbox_bytes, context.groups(work.task))):
-            work.current.clear()
-            for edge, table in tables.items():
-                work.append(inputs[edge], table)
-                reached("task.append", context.epoch)
-            with work.timed("probe"):
-                for part in work.passes(tables, 1):
-                    for tree in context.plan.trees:
-                        if tree.edge in part:
-                            work.drive(tree, part[tree.edge])
-                            reached("task.probe", context.epoch)
-            # The smallest hashes are in the first slice of the first task.
-            if context.sampled and work.task == 0 and number == 0:
-                with work.timed("sample"):
-                    work.sample(tables)
-            yield from work.outbox.batches()
-        with work.timed("merge"):
-            work.merge()
-        yield from work.finish()
-        reached("task.end", context.epoch)
+            yield from _first(work, Inbox.read(batches, work.inbox_bytes))
 
     return run
 
@@ -126,34 +100,56 @@ def later_hop(context: EpochTask, hop: int, task: int | None = None) -> TaskFunc
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _abandoning(Work(context, _task_number() if task is None else task)) as work:
-            yield from work_through(work, batches)
-
-    def work_through(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        inbox = Inbox.read(batches, work.inbox_bytes)
-        work.forward(inbox.notes)
-        for tables in inbox.slices(work.inbox_bytes, context.groups(work.task)):
-            with work.timed("probe"):
-                for part in work.passes(tables, hop):
-                    for tree in context.plan.trees:
-                        for top in tree.nodes:
-                            work.continue_from(top, 1, hop, part)
-            yield from work.outbox.batches()
-        yield from work.finish()
-        reached("task.hop", context.epoch)
+            inbox = Inbox.read(batches, work.inbox_bytes)
+            work.forward(inbox.notes)
+            for _ in work.probe_arrived(inbox, hop):
+                yield from work.outbox.batches()
+            yield from work.finish()
+            reached("task.hop", context.epoch)
 
     return run
 
 
-def every_hop(context: EpochTask) -> TaskFunction:
+def every_hop(context: EpochTask, task: int | None = None) -> TaskFunction:
     """All hops one after the other, for an epoch of one task: what would travel is there already."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = first_hop(context)(batches)
-        for hop in range(2, context.plan.hops + 1):
-            rows = later_hop(context, hop)(rows)
-        yield from rows
+        number = _task_number() if task is None else task
+        with _abandoning(Work(context, number)) as work:
+            inbox = Inbox.read(batches, work.inbox_bytes)
+            if inbox.count(work.inbox_bytes) == 1:
+                yield from _all_here(work, inbox)
+                return
+            # A later hop probes what all slices have appended, not only what the last one did: as if it had travelled.
+            rows = _first(work, inbox)
+            for hop in range(2, context.plan.hops + 1):
+                rows = later_hop(context, hop, number)(rows)
+            yield from rows
 
     return run
+
+
+def _first(work: Work, inbox: Inbox) -> Iterator[pa.RecordBatch]:
+    work.forward(inbox.notes)
+    for _ in work.append_and_probe(inbox):
+        yield from work.outbox.batches()
+    work.merge()
+    yield from work.finish()
+    reached("task.end", work.context.epoch)
+
+
+def _all_here(work: Work, inbox: Inbox) -> Iterator[pa.RecordBatch]:
+    """What has been appended is still in memory, and tuples go to their next hop as they are."""
+    work.forward(inbox.notes)
+    for _ in work.append_and_probe(inbox):
+        pass
+    work.merge()
+    for hop in range(2, work.context.plan.hops + 1):
+        for _ in work.probe_arrived(work.outbox.delivered(), hop):
+            pass
+        reached("task.hop", work.context.epoch)
+    yield from work.finish()
+    reached("task.end", work.context.epoch)
 
 
 @contextmanager
@@ -180,7 +176,7 @@ class Work:
     context: EpochTask
     task: int
     current: dict[str, list[Run]] = field(default_factory=dict)
-    writers: dict[str, ResultWriter] = field(default_factory=dict)
+    writers: dict[str, ResultWriter | GroupWriter] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     driven: dict[str, dict[str, float]] = field(default_factory=dict)
     """Per driving relation the seconds it took and the results complete in this task."""
@@ -225,6 +221,39 @@ class Work:
             if content["kind"] == "segment":
                 info = SegmentInfo.from_json(content["info"])
                 self.current.setdefault(info.store, []).append(self._open(info))
+
+    def append_and_probe(self, inbox: Inbox) -> Iterator[None]:
+        """The first hop: stops after every slice of what arrived, for the outbox to be emptied."""
+        context = self.context
+        if context.home.remote is not None and context.epoch % _TIDY == 0:
+            context.home.forget(context.live_paths, time.time() - _YOUNG)
+        inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
+        for number, tables in enumerate(inbox.slices(self.inbox_bytes, context.groups(self.task))):
+            self.current.clear()
+            for edge, table in tables.items():
+                self.append(inputs[edge], table)
+                reached("task.append", context.epoch)
+            with self.timed("probe"):
+                for part in self.passes(tables, 1):
+                    for tree in context.plan.trees:
+                        if tree.edge in part:
+                            self.drive(tree, part[tree.edge])
+                            reached("task.probe", context.epoch)
+            # The smallest hashes are in the first slice of the first task.
+            if context.sampled and self.task == 0 and number == 0:
+                with self.timed("sample"):
+                    self.sample(tables)
+            yield
+
+    def probe_arrived(self, inbox: Inbox, hop: int) -> Iterator[None]:
+        """A later hop: stops after every slice of what arrived, for the outbox to be emptied."""
+        for tables in inbox.slices(self.inbox_bytes, self.context.groups(self.task)):
+            with self.timed("probe"):
+                for part in self.passes(tables, hop):
+                    for tree in self.context.plan.trees:
+                        for top in tree.nodes:
+                            self.continue_from(top, 1, hop, part)
+            yield
 
     def append(self, edge: IngestEdge, table: pa.Table) -> None:
         """Writes the bucket as a segment of its store."""
@@ -358,15 +387,27 @@ class Work:
     def emit(self, emit: Emit, partial: Partial) -> None:
         writer = self.writers.get(emit.query)
         if writer is None:
-            columns = tuple(name for name, _ in self.context.plan.query_by_name[emit.query].columns)
-            results = self.context.results if emit.query in self.context.kept else None
-            writer = self.writers[emit.query] = ResultWriter(emit.query, columns, results, self.context.sync)
+            writer = self.writers[emit.query] = self._writer(emit.query)
         # Rows are materialised inside the probe's time; take it out so that the parts add up.
         with self.timed("materialise"), self.untimed("probe"):
             writer.write(emit, partial)
 
+    def _writer(self, name: str) -> ResultWriter | GroupWriter:
+        context = self.context
+        query = context.plan.query_by_name[name]
+        columns = tuple(column for column, _ in query.columns)
+        if name not in context.kept:
+            return ResultWriter(name, columns, None, context.sync)
+        if query.grouping is None:
+            return ResultWriter(name, columns, context.results, context.sync)
+        return GroupWriter(name, columns, query.grouping, context.results, context.sync, context.memory // 16)
+
     def merge(self) -> None:
         """Compaction the driver gave to this task, as far as its time goes."""
+        with self.timed("merge"):
+            self._merge()
+
+    def _merge(self) -> None:
         context = self.context
         until = time.perf_counter() + context.merge_seconds
         for merge in context.merges:
@@ -394,10 +435,8 @@ class Work:
         """Closes the results and hands everything to Spark."""
         for query, writer in self.writers.items():
             with self.timed("materialise"):
-                file = writer.close()
-            self.outbox.note(
-                self.task, kind="result", query=query, rows=writer.rows, file=None if file is None else asdict(file)
-            )
+                files = [asdict(file) for file in writer.close()]
+            self.outbox.note(self.task, kind="result", query=query, rows=writer.rows, files=files)
         edges = {str(node): asdict(count) for node, count in self.prober.counts.items()}
         reads = METER.since(self._metered)
         work = {"edges": edges, "seconds": self.seconds, "driven": self.driven, "reads": reads}

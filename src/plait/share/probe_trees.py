@@ -194,16 +194,19 @@ def _emit(name: str, graph: JoinGraph, slots: list[str], base: Layout) -> Emit:
 def _query_plan(name: str, graph: JoinGraph, orders: Orders, paths: Mapping[str, list[_Branch]]) -> QueryPlan:
     output = tuple((o.name, o.type) for o in graph.outputs)
     after = graph.needs_spark_after
+    columns = tuple((str(ref), ref.type) for ref in emitted(graph)) if after else output
+    names = {ref: name for ref, (name, _) in zip(emitted(graph), columns, strict=True)}
     return QueryPlan(
         name=name,
         sql=graph.sql,
-        columns=tuple((str(ref), ref.type) for ref in emitted(graph)) if after else output,
+        columns=columns,
         where=tuple(c.sql for c in graph.conditions if c.expr is None),
         select=tuple((o.sql, o.name) for o in graph.outputs) if after else (),
         output=output,
         orders=tuple(sorted(orders.items())),
         nodes=tuple((driver, tuple(branch.id for branch in paths[driver])) for driver in sorted(orders)),
         relations=tuple((a.name, a.relation) for a in graph.aliases),
+        grouping=None if graph.grouping is None else graph.grouping.over(names),
     )
 
 

@@ -30,7 +30,9 @@ from plait.sql.convert import Converter, drawn, left_binary
 from plait.sql.durations import parse_duration
 from plait.sql.expressions import Node, Printer, prints_faithfully, read, unprintable
 from plait.sql.graph_rules import Draft, build_graph
+from plait.sql.grouping import grouping_of
 from plait.sql.logical import Logical
+from plait.sql.maintain import Maintained
 from plait.sql.multiway import (
     COLUMN_KEY,
     STREAM_KEY,
@@ -105,8 +107,10 @@ class _Reading:
         """What the streams of a join are called."""
         return _distinct([self.written.get(leaf.id, str(leaf.stream)) for leaf in join.leaves])
 
-    def graph(self, join: MultiwayJoin, outputs: tuple[str, ...], ttls: Mapping[str, int]) -> JoinGraph:
-        """The join graph of a multi-way join of streams."""
+    def graph(
+        self, join: MultiwayJoin, outputs: tuple[str, ...], ttls: Mapping[str, int], above: Maintained | None = None
+    ) -> JoinGraph:
+        """The join graph of a multi-way join of streams, with the aggregate above it if tasks can make it."""
         names = self.names(join)
         columns = tuple(leaf.columns.names for leaf in join.leaves)
         draft = Draft(
@@ -125,7 +129,10 @@ class _Reading:
             for node in doubtful:
                 if not _reads_back(self.spark, self.session, draft, [node]):
                     raise unprintable(draft.printer.over_join(node))
-        return graph
+        if above is None:
+            return graph
+        jvm: Any = self.spark._jvm
+        return replace(graph, grouping=grouping_of(above, draft, jvm.PythonUtils.toSeq))
 
 
 def read_query(
@@ -155,7 +162,7 @@ def read_query(
     if isinstance(root, Rows) and root.maintained is None:
         return ReadQuery(sql, {name: reading.graph(root.source.join, columns, kept)}, None, stages)
     for source in converter.sources:
-        source.graph = reading.graph(source.join, source.output_names, kept)
+        source.graph = reading.graph(source.join, source.output_names, kept, source.maintained)
     types = tuple(str(attribute.dataType().catalogString()) for attribute in items(optimised.output()))
     output = tuple(zip(columns, types, strict=True))
     residual = Residual(spark, converter.logical, root, output, tuple(converter.notes), tuple(converter.sources))

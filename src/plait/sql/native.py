@@ -4,12 +4,16 @@ A node is translated only where the task's meaning is exactly Spark's: compariso
 arithmetic that fails on overflow (ANSI), floating-point arithmetic, widening casts, timestamps shifted by a fixed
 time.  A sub-expression over one alias that is not like that becomes a computed column of that alias, if computing it
 early cannot fail: `a.x < upper(b.s)` compares two columns.  Everything else is left to Spark.
+
+Of an aggregate's input more is translated (`may_fail`): decimals, as long as Spark's rules for their precision need no
+more than 38 digits, and CASE, of which all values are computed.  Where that fails, a task leaves the rows to Spark.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from plait.query.expr import Call, ColumnRef, Expr, Literal
 from plait.query.graph import INTEGRAL
@@ -53,6 +57,27 @@ def is_native_type(kind: str) -> bool:
     return kind in _LITERALS or kind.startswith("decimal(")
 
 
+class Digits(NamedTuple):
+    """Of a decimal type."""
+
+    precision: int
+    scale: int
+
+    @property
+    def whole(self) -> int:
+        """Before the point."""
+        return self.precision - self.scale
+
+
+def digits(kind: str) -> Digits | None:
+    """The digits of a decimal type; None of another.
+
+    >>> digits("decimal(12,2)"), digits("int")
+    (Digits(precision=12, scale=2), None)
+    """
+    return Digits(*map(int, kind[8:-1].split(","))) if kind.startswith("decimal(") else None
+
+
 def widens(source: str, target: str) -> bool:
     """Whether a cast keeps every value of an integral type."""
     return source in INTEGRAL and target in INTEGRAL and INTEGRAL.index(source) <= INTEGRAL.index(target)
@@ -77,9 +102,8 @@ def _cast_is_total(node: Node) -> bool:
         return is_native_type(source)
     if source in _WIDER and target in _WIDER:
         return _WIDER[source] <= _WIDER[target]
-    if source.startswith("decimal(") and target.startswith("decimal("):
-        (p, s), (q, r) = (tuple(map(int, t[8:-1].split(","))) for t in (source, target))
-        return r >= s and q - r >= p - s
+    if (narrow := digits(source)) is not None and (wide := digits(target)) is not None:
+        return wide.scale >= narrow.scale and wide.whole >= narrow.whole
     return (source, target) in {
         ("string", "binary"),
         ("date", "timestamp_ntz"),
@@ -93,18 +117,20 @@ class Translator:
 
     With `loose_days`, calendar days count as 24 hours even where the time zone has daylight saving.  Such an
     expression is only good for bounds that are widened afterwards.
+    With `may_fail`, an expression may fail on rows on which Spark's does not: it is only good where that can be mended.
     """
 
-    def __init__(self, column: Callable[[Node], ColumnRef], loose_days: bool = False) -> None:
+    def __init__(self, column: Callable[[Node], ColumnRef], loose_days: bool = False, may_fail: bool = False) -> None:
         self._column = column
         self._loose_days = loose_days
+        self._may_fail = may_fail
 
     def __call__(self, node: Node) -> Expr | None:
         """The expression, or None if Spark has to evaluate it."""
         if node.name == "AttributeReference":
             return self._column(node) if is_native_type(node.type) else None
         if node.name == "Literal":
-            return literal(node)
+            return literal(node) or (_decimal_literal(node) if self._may_fail else None)
         found = self._call(node)
         if found is None and len(node.leaves) == 1 and is_native_type(node.type) and is_total(node):
             return self._column(node)
@@ -122,8 +148,24 @@ class Translator:
         if node.name == "Cast":
             source, target = node.args[0].type, node.type
             exact = widens(source, target) or (target == "double" and (source in INTEGRAL or source == "float"))
-            return self._apply("cast", node) if exact else None
+            return self._apply("cast", node) if exact or (self._may_fail and _widens_decimal(node)) else None
+        if self._may_fail and node.name in _ARITHMETIC and _keeps_all_digits(node):
+            return self._apply(_ARITHMETIC[node.name], node)
+        if self._may_fail and node.name == "UnscaledValue":
+            # Catalyst sums and averages short decimals as integers.
+            return self._apply("unscaled", node)
+        if self._may_fail and node.name in ("If", "CaseWhen"):
+            return self._case(node)
         return None
+
+    def _case(self, node: Node) -> Expr | None:
+        args = list(map(self, node.args))
+        if len(args) % 2 == 0:
+            args.append(Literal(None, node.type))
+        known = tuple(arg for arg in args if arg is not None)
+        if len(known) < len(args) or any(value.type != node.type for value in (*known[1::2], known[-1])):
+            return None
+        return Call("case", known, node.type)
 
     def _apply(self, op: str, node: Node) -> Expr | None:
         args = tuple(arg for arg in map(self, node.args) if arg is not None)
@@ -166,6 +208,37 @@ def literal(node: Node) -> Literal | None:
     if node.type == "string" and value is not None:
         value = str(value.toString())
     return Literal(value, node.type)
+
+
+def _decimal_literal(node: Node) -> Literal | None:
+    if digits(node.type) is None:
+        return None
+    value = node.jvm.value()
+    return Literal(None if value is None else format(value.toJavaBigDecimal(), "f"), node.type)
+
+
+def _keeps_all_digits(node: Node) -> bool:
+    """Whether a sum, difference or product of decimals has room for every digit, so that it cannot overflow.
+
+    Where it has not, Spark rounds.
+    """
+    left, right, result = (digits(kind) for kind in (node.args[0].type, node.args[1].type, node.type))
+    if left is None or right is None or result is None:
+        return False
+    if node.name == "Multiply":
+        return result == (left.precision + right.precision + 1, left.scale + right.scale)
+    scale = max(left.scale, right.scale)
+    return result == (max(left.whole, right.whole) + scale + 1, scale)
+
+
+_INTEGRAL_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
+
+
+def _widens_decimal(node: Node) -> bool:
+    source, wide = node.args[0].type, digits(node.type)
+    if wide is None:
+        return False
+    return wide.whole >= _INTEGRAL_DIGITS[source] if source in INTEGRAL else _cast_is_total(node)
 
 
 def interval(node: Node) -> tuple[int, int] | None:

@@ -64,11 +64,19 @@ class Frames(Protocol):
     """What sources have committed."""
 
     def __call__(self, source: Source) -> DataFrame:
-        """The rows of a source."""
+        """The rows of a source; of a maintained aggregate, partial rows."""
+        ...
+
+    def merged(self, source: Source) -> DataFrame:
+        """Of a maintained aggregate, one row per group."""
         ...
 
     def count(self, source: Source) -> int:
         """How many rows that is, at most."""
+        ...
+
+    def sharing(self, source: Source, column: int, other: Source, by: int) -> DataFrame | None:
+        """The rows of a source whose value in a column occurs in a column of another; None if that is for Spark."""
         ...
 
 
@@ -93,18 +101,33 @@ class Asked:
     equal: tuple[tuple[Any, Any], ...]
     """What the condition says must be equal: of the left, of the right."""
 
-    def plan(self, logical: Logical, frames: Frames, left: Any, keys: Any, rows: int | None) -> Any:
-        """Of `left` the rows that pass.  Its keys are in `keys`, of about so many `rows`, if that is known.
+    def plan(self, logical: Logical, frames: Frames, left: Any, keys: Any = None, of: Rows | None = None) -> Any:
+        """Of `left` the rows that pass.  Its keys are in `keys`, which are among the rows `of` a source, if of one.
 
         Few rows are compared with few: of a long right side, only those with a key that occurs on the left are.
         """
-        right = self.right.plan(logical, frames)
-        long = isinstance(self.right, Rows) and rows is not None and frames.count(self.right.source) > _FEWER * rows
-        if long and self.equal:
-            names = [logical.alias(mine, f"k{i}") for i, (mine, _) in enumerate(self.equal)]
-            same = [(name.toAttribute(), theirs) for name, (_, theirs) in zip(names, self.equal, strict=True)]
-            right = logical.semi(right, logical.project(names, keys), same)
-        return logical.join_like(self.join, left, right, self.condition)
+        right = self.right
+        if of is None or not self.equal or not isinstance(right, Rows):
+            return logical.join_like(self.join, left, right.plan(logical, frames), self.condition)
+        if frames.count(right.source) <= _FEWER * frames.count(of.source):
+            return logical.join_like(self.join, left, right.plan(logical, frames), self.condition)
+        cut = self._cut(right, of, frames)
+        if cut is not None:
+            return logical.join_like(self.join, left, _renamed(logical, cut, right.attributes), self.condition)
+        names = [logical.alias(mine, f"k{i}") for i, (mine, _) in enumerate(self.equal)]
+        same = [(name.toAttribute(), theirs) for name, (_, theirs) in zip(names, self.equal, strict=True)]
+        fewer = logical.semi(right.plan(logical, frames), logical.project(names, keys), same)
+        return logical.join_like(self.join, left, fewer, self.condition)
+
+    def _cut(self, right: Rows, left: Rows, frames: Frames) -> DataFrame | None:
+        """The right side's rows with a key of the left, where both sides keep it as a column."""
+        if right.maintained is not None or left.maintained is not None:
+            return None
+        for mine, theirs in self.equal:
+            by, column = left.place(mine), right.place(theirs)
+            if by is not None and column is not None:
+                return frames.sharing(right.source, column, left.source, by)
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,14 +140,20 @@ class Rows:
     questions: tuple[Asked, ...] = ()
     """Asked about groups of a maintained aggregate."""
 
+    def place(self, expression: Any) -> int | None:
+        """Which of the columns an expression is; None if it is none."""
+        if expression.nodeName() != "AttributeReference":
+            return None
+        wanted = expression.exprId().id()
+        return next((i for i, a in enumerate(self.attributes) if a.exprId().id() == wanted), None)
+
     def plan(self, logical: Logical, frames: Frames) -> Any:
         """The aggregate's own columns, or the rows' columns under the ids that are asked for."""
-        frame = frames(self.source)
         if self.maintained is None:
-            return _renamed(logical, frame, self.attributes)
-        made = _renamed(logical, merged(frame, self.maintained), self.maintained.slots)
+            return _renamed(logical, frames(self.source), self.attributes)
+        made = _renamed(logical, frames.merged(self.source), self.maintained.slots)
         for question in self.questions:
-            made = question.plan(logical, frames, made, made, None)
+            made = question.plan(logical, frames, made)
         return self.maintained.final(made)
 
     def parts(self) -> Iterator[Recipe]:
@@ -168,10 +197,10 @@ class Split:
         for other in others:
             made = logical.cross(made, other)
         joined = made = logical.filter(list(self.conditions), made)
-        only = self.inputs[0] if len(self.inputs) == 1 else None
-        rows = frames.count(only.source) if isinstance(only, Rows) else None
+        only = self.inputs[0]
+        of = only if len(self.inputs) == 1 and isinstance(only, Rows) else None
         for question in self.questions:
-            made = question.plan(logical, frames, made, joined, rows)
+            made = question.plan(logical, frames, made, joined, of)
         return logical.project([logical.named(e, attribute) for e, attribute in self.outputs], made)
 
     def parts(self) -> Iterator[Recipe]:

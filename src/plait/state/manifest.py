@@ -44,6 +44,8 @@ class ResultFile:
     checksum: str
     whole: bool = False
     """It stands for all files that earlier epochs have of the query."""
+    grouped: bool = False
+    """Its rows are those of a maintained aggregate, made by the join's tasks."""
 
 
 @dataclass(frozen=True)
