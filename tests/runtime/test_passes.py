@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.kernels import U64
 from plait.query.plan import HASH, Plan
 from plait.runtime.passes import Passes, Reads, passes_for, reads_at
 from plait.state import deep
@@ -70,9 +71,31 @@ def test_reads_count_what_lies_in_the_range_of_the_tuples() -> None:
     size = 64 * deep.BLOCK_BYTES
     live = [segment(store, "deep", size, 0, 1024), segment(store, "arrow", size, 0, 512)]
     half = tuples([0, 2**63 - 1])
-    found = reads_at(plan, 1, {tree.edge: half}, lambda name: live if name == store else [])
-    assert {name: (reads.tuples, reads.flat) for name, reads in found.items()} == {store: ([2], 64)}
+    found = reads_at(plan, 1, {tree.edge: half}, lambda name: live if name == store else [], lambda *_: 1.5)
+    assert {name: (reads.asked, reads.flat) for name, reads in found.items()} == {store: ([3], 64)}
     assert found[store].blocks == deep.blocks_in(size // 2)
-    both = reads_at(plan, 1, {tree.edge: half, other.edge: half}, lambda _: live)
-    assert sum(len(reads.tuples) for reads in both.values()) == 2
-    assert not reads_at(plan, 2, {tree.edge: half}, lambda _: live)
+    both = reads_at(plan, 1, {tree.edge: half, other.edge: half}, lambda _: live, lambda *_: 1.0)
+    assert sum(len(reads.asked) for reads in both.values()) == 2
+    assert not reads_at(plan, 2, {tree.edge: half}, lambda _: live, lambda *_: 1.0)
+
+
+def test_keys_that_filters_deny_ask_for_no_blocks() -> None:
+    plan: Plan = PLAN
+    tree = plan.trees[0]
+    store = tree.nodes[0].step.store
+    live = [segment(store, "deep", 1000 * deep.BLOCK_BYTES, 0, 1024)]
+    many = tuples(list(range(0, 2**63, 2**63 // 5000)))
+    asked_with: list[int] = []
+
+    def none(_: str, hashes: U64) -> float:
+        asked_with.append(len(hashes))
+        return 0.01
+
+    found = reads_at(plan, 1, {tree.edge: many}, lambda _: live, none)
+    assert found[store].asked == [len(many) // 100]
+    # A few keys stand for all.
+    assert 128 <= asked_with[0] <= 256
+    # Two drivers with so many keys would read all blocks twice, but filters deny nearly all: no passes.
+    assert passes_for({store: Reads(found[store].asked * 2, found[store].blocks)}, 1 << 20) == Passes()
+    dense = reads_at(plan, 1, {tree.edge: many}, lambda _: live, lambda *_: 1.0)
+    assert passes_for({store: Reads(dense[store].asked * 2, dense[store].blocks)}, 1 << 20).count > 1

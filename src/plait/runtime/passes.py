@@ -6,9 +6,10 @@ holds the whole store.  Range after range, a store's rows of one range are put t
 all drivers find their rows there.
 
 Cost.  Per pass and store about as much as decompressing a block, and the rows are moved once; so there are passes only
-where that many blocks are saved.  A store of which an epoch needs few blocks is read block by block.
+where that many blocks are saved.  A store of which an epoch needs few blocks is read block by block.  How many it
+needs, the segments' filters say of a few of the keys: most keys of a long join are in few segments, or in none.
 
->>> many = Reads(tuples=[10_000, 20_000], blocks=4000, flat=100)
+>>> many = Reads(asked=[10_000, 20_000], blocks=4000, flat=100)
 >>> made = passes_for({"a": many, "b": Reads([5_000, 9_000], 1000), "c": Reads([50, 70], 1000)}, room=32 << 20)
 >>> made.count, sorted(made.dense)
 (18, ['a', 'b'])
@@ -26,6 +27,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from plait.config import KEY_GROUPS
+from plait.kernels import U64
 from plait.query.plan import HASH, Node, Plan
 from plait.runtime.exchange import between
 from plait.state import deep
@@ -35,13 +37,16 @@ HashRange = tuple[int, int]
 """From a hash to before another."""
 _GROUP = 2**64 // KEY_GROUPS
 """Hashes of a key group."""
+_SAMPLE = 128
+"""Keys whose segments are looked for, at least, where there are so many."""
 
 
 @dataclass(slots=True)
 class Reads:
-    """What an epoch reads of a store: how many tuples each driver looks up, and what is there to be read."""
+    """What an epoch reads of a store: how many blocks each driver would ask for, and what is there to be read."""
 
-    tuples: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    """The same block may be asked for several times."""
     blocks: int = 0
     """Compressed ones."""
     flat: int = 0
@@ -66,19 +71,25 @@ class Passes:
 
 
 def reads_at(
-    plan: Plan, hop: int, tables: Mapping[int, pa.Table], segments: Callable[[str], Sequence[SegmentInfo]]
+    plan: Plan,
+    hop: int,
+    tables: Mapping[int, pa.Table],
+    segments: Callable[[str], Sequence[SegmentInfo]],
+    segments_with: Callable[[str, U64], float],
 ) -> dict[str, Reads]:
     """What tuples that arrive at a hop read of each store.
 
-    Left out are lookups with a window, for which not all segments of a store are read.
+    `segments_with` says in how many compressed segments of a store a key may be, on average over some keys.  Left out
+    are lookups with a window, for which not all segments of a store are read.
     """
-    found: dict[str, Reads] = {}
+    looking: dict[str, list[pa.Table]] = {}
     for edge, start in _starts(plan, hop):
         for node in start.walk() if edge in tables else ():
             if node.step.hop == hop and node.step.zone is None:
-                found.setdefault(node.step.store, Reads()).tuples.append(tables[edge].num_rows)
+                looking.setdefault(node.step.store, []).append(tables[edge])
     low, high = _ends(tables)
     groups = low // _GROUP, (high - 1) // _GROUP + 1
+    found = {store: Reads() for store in looking}
     for store, reads in found.items():
         for info in segments(store):
             within = min(info.hi_group, groups[1]) - max(info.lo_group, groups[0])
@@ -87,6 +98,10 @@ def reads_at(
                 reads.blocks += deep.blocks_in(size)
             else:
                 reads.flat += size // deep.BLOCK_BYTES
+        for table in looking[store] if reads.blocks else ():
+            hashes = table.column(HASH).to_numpy()
+            some = hashes[:: max(1, len(hashes) // _SAMPLE)].copy()
+            reads.asked.append(int(len(hashes) * segments_with(store, some)))
     return found
 
 
@@ -111,9 +126,9 @@ def passes_for(stores: Mapping[str, Reads], room: int) -> Passes:
 
     While the largest store's rows are put together, they are there twice.
     """
-    dense = {store: reads for store, reads in stores.items() if sum(reads.tuples) >= reads.blocks > 0}
+    dense = {store: reads for store, reads in stores.items() if sum(reads.asked) >= reads.blocks > 0}
     sizes = [reads.blocks + reads.flat for reads in dense.values()]
     count = math.ceil((sum(sizes) + max(sizes, default=0)) * deep.BLOCK_BYTES / room)
-    saved = sum(min(reads.blocks, n) for reads in dense.values() for n in reads.tuples)
+    saved = sum(min(reads.blocks, n) for reads in dense.values() for n in reads.asked)
     saved -= sum(reads.blocks for reads in dense.values())
     return Passes(count, frozenset(dense)) if saved > count * len(dense) else Passes()

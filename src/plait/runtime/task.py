@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from plait.config import KEY_GROUPS
+from plait.kernels import U64
 from plait.query.plan import ARRIVED, HASH, MASK, Emit, IngestEdge, Node, Plan, ProbeTree, Step, Store
 from plait.runtime.exchange import Inbox, Outbox
 from plait.runtime.faults import reached
@@ -29,7 +30,7 @@ from plait.runtime.results import ResultWriter
 from plait.runtime.sampling import front, key_count, passing, sampled, smallest
 from plait.state.cache import CACHE
 from plait.state.columns import take_table
-from plait.state.deep import writing_deep
+from plait.state.deep import DeepSegment, writing_deep
 from plait.state.files import Files
 from plait.state.home import SegmentHome
 from plait.state.reader import Segment, open_segment
@@ -280,7 +281,8 @@ class Work:
     def passes(self, tables: Mapping[int, pa.Table], hop: int) -> Iterator[Mapping[int, pa.Table]]:
         """The tuples that arrived at a hop, at once or range of hashes by range: what reads the fewest blocks."""
         share = self.context.memory // 2
-        chosen = passes_for(reads_at(self.context.plan, hop, tables, self._own), share * 3 // 4)
+        reads = reads_at(self.context.plan, hop, tables, self._own, self._segments_with)
+        chosen = passes_for(reads, share * 3 // 4)
         if chosen.count == 1:
             yield tables
             return
@@ -343,6 +345,12 @@ class Work:
             infos = self.context.live.get(store, ())
             self._mine[store] = [info for info in infos if info.lo_group < high and info.hi_group > low]
         return self._mine[store]
+
+    def _segments_with(self, store: str, hashes: U64) -> float:
+        """In how many compressed segments of a store a key may be, as far as their filters can tell."""
+        opened = [self._open(info) for info in self._own(store) if info.deep]
+        passed = sum(segment.may_have(hashes) for segment in opened if isinstance(segment, DeepSegment))
+        return passed / max(1, len(hashes))
 
     def sample(self, tables: Mapping[int, pa.Table]) -> None:
         """Looks the smallest new keys up in all stores on their attribute, and counts the keys of every store."""

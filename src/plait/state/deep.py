@@ -222,6 +222,10 @@ class DeepSegment:
         """Without the rows before number `first`."""
         return self if first == self.first else replace(self, first=first)
 
+    def may_have(self, probes: U64) -> int:
+        """How many of these hashes the filter does not deny."""
+        return len(ask_filter(self.filter, *self.ends, probes))
+
     def find(self, probes: U64) -> Found:
         """Looks sorted probes up: those within the range of the hashes and not denied by the filter."""
         low_end = int(self.all_hashes[self.first]) if self.first else self.ends[0]
