@@ -71,31 +71,37 @@ def test_reads_count_what_lies_in_the_range_of_the_tuples() -> None:
     size = 64 * deep.BLOCK_BYTES
     live = [segment(store, "deep", size, 0, 1024), segment(store, "arrow", size, 0, 512)]
     half = tuples([0, 2**63 - 1])
-    found = reads_at(plan, 1, {tree.edge: half}, lambda name: live if name == store else [], lambda *_: 1.5)
-    assert {name: (reads.asked, reads.flat) for name, reads in found.items()} == {store: ([3], 64)}
+    found = reads_at(plan, 1, {tree.edge: half}, lambda name: live if name == store else [], lambda *_: 1.0)
+    assert {name: (reads.asked, reads.flat) for name, reads in found.items()} == {store: ([2], 64)}
     assert found[store].blocks == deep.blocks_in(size // 2)
     both = reads_at(plan, 1, {tree.edge: half, other.edge: half}, lambda _: live, lambda *_: 1.0)
     assert sum(len(reads.asked) for reads in both.values()) == 2
     assert not reads_at(plan, 2, {tree.edge: half}, lambda _: live, lambda *_: 1.0)
 
 
-def test_keys_that_filters_deny_ask_for_no_blocks() -> None:
+def test_keys_that_filters_deny_need_no_blocks() -> None:
     plan: Plan = PLAN
     tree = plan.trees[0]
     store = tree.nodes[0].step.store
-    live = [segment(store, "deep", 1000 * deep.BLOCK_BYTES, 0, 1024)]
-    many = tuples(list(range(0, 2**63, 2**63 // 5000)))
-    asked_with: list[int] = []
+    old, new = (segment(store, "deep", blocks * deep.BLOCK_BYTES, 0, 1024) for blocks in (1000, 10))
+    many = tuples(list(range(0, 2**64, 2**64 // 5000)))
+    asked_with: set[int] = set()
 
-    def none(_: str, hashes: U64) -> float:
-        asked_with.append(len(hashes))
-        return 0.01
+    def reads(shares: dict[str, float]) -> Reads:
+        def share(info: SegmentInfo, hashes: U64) -> float:
+            asked_with.add(len(hashes))
+            return shares["old" if info is old else "new"]
 
-    found = reads_at(plan, 1, {tree.edge: many}, lambda _: live, none)
-    assert found[store].asked == [len(many) // 100]
+        return reads_at(plan, 1, {tree.edge: many}, lambda _: [old, new], share)[store]
+
+    blocks = deep.blocks_in(1000 * deep.BLOCK_BYTES) + deep.blocks_in(10 * deep.BLOCK_BYTES)
+    # All keys are in the newest segment, nearly none in the large old one: no driver needs much of that.
+    recent = reads({"old": 0.01, "new": 1.0})
+    assert (recent.blocks, recent.asked) == (blocks, [len(many) // 100 + deep.blocks_in(10 * deep.BLOCK_BYTES)])
+    assert passes_for({store: Reads(recent.asked * 3, recent.blocks)}, 1 << 20) == Passes()
+    # All keys are everywhere: three drivers would read everything three times.
+    everywhere = reads({"old": 1.0, "new": 1.0})
+    assert everywhere.asked == [blocks]
+    assert passes_for({store: Reads(everywhere.asked * 3, everywhere.blocks)}, 1 << 20).count > 1
     # A few keys stand for all.
-    assert 128 <= asked_with[0] <= 256
-    # Two drivers with so many keys would read all blocks twice, but filters deny nearly all: no passes.
-    assert passes_for({store: Reads(found[store].asked * 2, found[store].blocks)}, 1 << 20) == Passes()
-    dense = reads_at(plan, 1, {tree.edge: many}, lambda _: live, lambda *_: 1.0)
-    assert passes_for({store: Reads(dense[store].asked * 2, dense[store].blocks)}, 1 << 20).count > 1
+    assert all(128 <= count <= 256 for count in asked_with)

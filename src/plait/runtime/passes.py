@@ -7,13 +7,13 @@ all drivers find their rows there.
 
 Cost.  Per pass and store about as much as decompressing a block, and the rows are moved once; so there are passes only
 where that many blocks are saved.  A store of which an epoch needs few blocks is read block by block.  How many it
-needs, the segments' filters say of a few of the keys: most keys of a long join are in few segments, or in none.
+needs, the segments' filters say of a few of the keys: most keys of a long join are in few segments, often the newest.
 
->>> many = Reads(asked=[10_000, 20_000], blocks=4000, flat=100)
->>> made = passes_for({"a": many, "b": Reads([5_000, 9_000], 1000), "c": Reads([50, 70], 1000)}, room=32 << 20)
+>>> many = Reads(asked=[4000, 4000], blocks=4000, flat=100)
+>>> made = passes_for({"a": many, "b": Reads([1000, 900], 1000), "c": Reads([500, 70], 1000)}, room=32 << 20)
 >>> made.count, sorted(made.dense)
 (18, ['a', 'b'])
->>> passes_for({"a": Reads([10_000], 4000)}, room=32 << 20).count
+>>> passes_for({"a": Reads([4000], 4000)}, room=32 << 20).count
 1
 """
 
@@ -43,10 +43,10 @@ _SAMPLE = 128
 
 @dataclass(slots=True)
 class Reads:
-    """What an epoch reads of a store: how many blocks each driver would ask for, and what is there to be read."""
+    """What an epoch reads of a store: how many blocks each driver needs by itself, and what is there to be read."""
 
     asked: list[int] = field(default_factory=list)
-    """The same block may be asked for several times."""
+    """By driver: of every segment as many blocks as keys that may be in it, or all."""
     blocks: int = 0
     """Compressed ones."""
     flat: int = 0
@@ -75,12 +75,12 @@ def reads_at(
     hop: int,
     tables: Mapping[int, pa.Table],
     segments: Callable[[str], Sequence[SegmentInfo]],
-    segments_with: Callable[[str, U64], float],
+    share_within: Callable[[SegmentInfo, U64], float],
 ) -> dict[str, Reads]:
     """What tuples that arrive at a hop read of each store.
 
-    `segments_with` says in how many compressed segments of a store a key may be, on average over some keys.  Left out
-    are lookups with a window, for which not all segments of a store are read.
+    `share_within` says which share of some keys may be in a compressed segment.  Left out are lookups with a window,
+    for which not all segments of a store are read.
     """
     looking: dict[str, list[pa.Table]] = {}
     for edge, start in _starts(plan, hop):
@@ -91,17 +91,20 @@ def reads_at(
     groups = low // _GROUP, (high - 1) // _GROUP + 1
     found = {store: Reads() for store in looking}
     for store, reads in found.items():
+        drivers = [table.column(HASH).to_numpy() for table in looking[store]]
+        needed = [0.0] * len(drivers)
         for info in segments(store):
             within = min(info.hi_group, groups[1]) - max(info.lo_group, groups[0])
             size = info.live_bytes * max(0, within) // (info.hi_group - info.lo_group)
-            if info.deep:
-                reads.blocks += deep.blocks_in(size)
-            else:
+            if not info.deep:
                 reads.flat += size // deep.BLOCK_BYTES
-        for table in looking[store] if reads.blocks else ():
-            hashes = table.column(HASH).to_numpy()
-            some = hashes[:: max(1, len(hashes) // _SAMPLE)].copy()
-            reads.asked.append(int(len(hashes) * segments_with(store, some)))
+                continue
+            blocks = deep.blocks_in(size)
+            reads.blocks += blocks
+            for number, hashes in enumerate(drivers):
+                some = hashes[:: max(1, len(hashes) // _SAMPLE)].copy()
+                needed[number] += min(blocks, len(hashes) * share_within(info, some))
+        reads.asked = list(map(int, needed))
     return found
 
 
@@ -126,7 +129,7 @@ def passes_for(stores: Mapping[str, Reads], room: int) -> Passes:
 
     While the largest store's rows are put together, they are there twice.
     """
-    dense = {store: reads for store, reads in stores.items() if sum(reads.asked) >= reads.blocks > 0}
+    dense = {store: reads for store, reads in stores.items() if sum(reads.asked) > reads.blocks > 0}
     sizes = [reads.blocks + reads.flat for reads in dense.values()]
     count = math.ceil((sum(sizes) + max(sizes, default=0)) * deep.BLOCK_BYTES / room)
     saved = sum(min(reads.blocks, n) for reads in dense.values() for n in reads.asked)

@@ -281,7 +281,7 @@ class Work:
     def passes(self, tables: Mapping[int, pa.Table], hop: int) -> Iterator[Mapping[int, pa.Table]]:
         """The tuples that arrived at a hop, at once or range of hashes by range: what reads the fewest blocks."""
         share = self.context.memory // 2
-        reads = reads_at(self.context.plan, hop, tables, self._own, self._segments_with)
+        reads = reads_at(self.context.plan, hop, tables, self._own, self._share_within)
         chosen = passes_for(reads, share * 3 // 4)
         if chosen.count == 1:
             yield tables
@@ -346,11 +346,11 @@ class Work:
             self._mine[store] = [info for info in infos if info.lo_group < high and info.hi_group > low]
         return self._mine[store]
 
-    def _segments_with(self, store: str, hashes: U64) -> float:
-        """In how many compressed segments of a store a key may be, as far as their filters can tell."""
-        opened = [self._open(info) for info in self._own(store) if info.deep]
-        passed = sum(segment.may_have(hashes) for segment in opened if isinstance(segment, DeepSegment))
-        return passed / max(1, len(hashes))
+    def _share_within(self, info: SegmentInfo, hashes: U64) -> float:
+        """Which share of some keys may be in a compressed segment, as far as its filter can tell."""
+        segment = self._open(info)
+        assert isinstance(segment, DeepSegment)
+        return segment.may_have(hashes) / max(1, len(hashes))
 
     def sample(self, tables: Mapping[int, pa.Table]) -> None:
         """Looks the smallest new keys up in all stores on their attribute, and counts the keys of every store."""
