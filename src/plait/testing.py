@@ -39,7 +39,7 @@ from plait.runtime.evaluate import holds
 from plait.runtime.exchange import DESCRIPTOR, Outbox
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep
-from plait.runtime.task import Work, every_hop, first_hop, later_hop
+from plait.runtime.task import EpochTask, Work, every_hop, first_hop, later_hop
 from plait.state.checkpoint import Checkpoint
 from plait.state.manifest import LiveState
 from plait.state.reader import open_segment
@@ -244,20 +244,24 @@ class LocalEngine:
                 selected = self._selected(source, arrivals[source.relation])
                 for part in self._parts(selected):
                     rows.extend(buckets(part.to_batches(), source, parameters))
-        here = task.tasks == 1 and self._work is None
-        if here:
+        if task.tasks == 1 and self._work is None:
             rows = list(every_hop(task, 0)(self._exchanged(rows, 1)[0]))
-        for hop in () if here else range(1, task.plan.hops + 1):
-            inboxes = self._exchanged(rows, task.tasks)
-            rows = []
-            for number, inbox in enumerate(inboxes):
-                run = first_hop(task, number, self._work) if hop == 1 else later_hop(task, hop, number)
-                rows.extend(run(inbox))
+        else:
+            rows = self._hop_by_hop(task, rows)
         notes = []
         for batch in rows:
             assert set(batch.column(1).to_pylist()) == {DESCRIPTOR}, "tuples are left over after the last hop"
             notes.extend(batch.column(2).to_pylist())
         return commits.collected(notes, task.plan)
+
+    def _hop_by_hop(self, task: EpochTask, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        for hop in range(1, task.plan.hops + 1):
+            inboxes = self._exchanged(rows, task.tasks)
+            rows = []
+            for number, inbox in enumerate(inboxes):
+                run = first_hop(task, number, self._work) if hop == 1 else later_hop(task, hop, number)
+                rows.extend(run(inbox))
+        return rows
 
     def _selected(self, source: Input, table: pa.Table) -> pa.Table:
         """What Spark does before bucketising: `where` and `select`."""

@@ -11,6 +11,7 @@ Operators: `=  <=>  <  <=  >  >=  and  or  not  isnull  isnotnull  +  -  *  shif
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,22 +67,18 @@ def columns_of(expr: Expr) -> tuple[ColumnRef, ...]:
     return tuple(dict.fromkeys(ref for arg in expr.args for ref in columns_of(arg)))
 
 
-def rename(expr: Expr, names: dict[str, str]) -> Expr:
-    """The same expression over other alias names."""
-    if isinstance(expr, ColumnRef):
-        return ColumnRef(names[expr.alias], expr.column, expr.type)
-    if isinstance(expr, Literal):
-        return expr
-    return Call(expr.op, tuple(rename(arg, names) for arg in expr.args), expr.type)
-
-
-def replaced(expr: Expr, refs: dict[ColumnRef, ColumnRef]) -> Expr:
+def replaced(expr: Expr, column: Callable[[ColumnRef], ColumnRef]) -> Expr:
     """The same expression over other columns."""
     if isinstance(expr, ColumnRef):
-        return refs[expr]
+        return column(expr)
     if isinstance(expr, Literal):
         return expr
-    return Call(expr.op, tuple(replaced(arg, refs) for arg in expr.args), expr.type)
+    return Call(expr.op, tuple(replaced(arg, column) for arg in expr.args), expr.type)
+
+
+def rename(expr: Expr, names: Mapping[str, str]) -> Expr:
+    """The same expression over other alias names."""
+    return replaced(expr, lambda ref: ColumnRef(names[ref.alias], ref.column, ref.type))
 
 
 def to_json(expr: Expr) -> Any:

@@ -6,7 +6,7 @@ are summed (`sql/maintain.py` says why that is right).  Expressions are over the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plait.query.expr import ColumnRef, Expr, columns_of, replaced
 
@@ -57,11 +57,11 @@ class Grouping:
 
     def over(self, names: dict[ColumnRef, str]) -> Grouping:
         """The same over columns that are called so, without an alias."""
-        refs = {ref: ColumnRef("", name, ref.type) for ref, name in names.items()}
+
+        def called(expr: Expr) -> Expr:
+            return replaced(expr, lambda ref: ColumnRef("", names[ref], ref.type))
+
+        keys = tuple(replace(key, value=called(key.value)) for key in self.keys)
         return Grouping(
-            tuple(GroupKey(key.name, replaced(key.value, refs)) for key in self.keys),
-            tuple(
-                GroupValue(v.name, v.function, None if v.argument is None else replaced(v.argument, refs), v.type)
-                for v in self.values
-            ),
+            keys, tuple(v if v.argument is None else replace(v, argument=called(v.argument)) for v in self.values)
         )

@@ -92,7 +92,8 @@ def reads_at(
     found = {store: Reads() for store in looking}
     for store, reads in found.items():
         drivers = [table.column(HASH).to_numpy() for table in looking[store]]
-        needed = [0.0] * len(drivers)
+        samples = [hashes[:: max(1, len(hashes) // _SAMPLE)].copy() for hashes in drivers]
+        needed = [0.0] * len(samples)
         for info in segments(store):
             within = min(info.hi_group, groups[1]) - max(info.lo_group, groups[0])
             size = info.live_bytes * max(0, within) // (info.hi_group - info.lo_group)
@@ -101,9 +102,8 @@ def reads_at(
                 continue
             blocks = deep.blocks_in(size)
             reads.blocks += blocks
-            for number, hashes in enumerate(drivers):
-                some = hashes[:: max(1, len(hashes) // _SAMPLE)].copy()
-                needed[number] += min(blocks, len(hashes) * share_within(info, some))
+            for number, some in enumerate(samples):
+                needed[number] += min(blocks, len(drivers[number]) * share_within(info, some))
         reads.asked = list(map(int, needed))
     return found
 

@@ -106,18 +106,21 @@ class Asked:
 
         Few rows are compared with few: of a long right side, only those with a key that occurs on the left are.
         """
+        return logical.join_like(self.join, left, self._partners(logical, frames, keys, of), self.condition)
+
+    def _partners(self, logical: Logical, frames: Frames, keys: Any, of: Rows | None) -> Any:
+        """The right side, or as much of it as can be partners."""
         right = self.right
         if of is None or not self.equal or not isinstance(right, Rows):
-            return logical.join_like(self.join, left, right.plan(logical, frames), self.condition)
+            return right.plan(logical, frames)
         if frames.count(right.source) <= _FEWER * frames.count(of.source):
-            return logical.join_like(self.join, left, right.plan(logical, frames), self.condition)
+            return right.plan(logical, frames)
         cut = self._cut(right, of, frames)
         if cut is not None:
-            return logical.join_like(self.join, left, _renamed(logical, cut, right.attributes), self.condition)
+            return _renamed(logical, cut, right.attributes)
         names = [logical.alias(mine, f"k{i}") for i, (mine, _) in enumerate(self.equal)]
         same = [(name.toAttribute(), theirs) for name, (_, theirs) in zip(names, self.equal, strict=True)]
-        fewer = logical.semi(right.plan(logical, frames), logical.project(names, keys), same)
-        return logical.join_like(self.join, left, fewer, self.condition)
+        return logical.semi(right.plan(logical, frames), logical.project(names, keys), same)
 
     def _cut(self, right: Rows, left: Rows, frames: Frames) -> DataFrame | None:
         """The right side's rows with a key of the left, where both sides keep it as a column."""
