@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.config import Config
 from plait.kernels import U64
-from plait.query.plan import HASH, Plan
+from plait.query.plan import HASH
 from plait.runtime.passes import Passes, Reads, passes_for, reads_at
+from plait.share.reoptimise import Planner
 from plait.state import deep
 from plait.state.segment import SegmentInfo
-from tests.runtime.test_state_property import PLAN
+from tests.share.streams import joined, streams
 
 HASHES = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1)), max_size=40).map(sorted)
+PLAN = Planner({"q": joined("a.k = b.k", "b.k = c.k")}, streams("abc"), Config(sync=False, replan_epochs=0)).plan
 MIB = (1 << 20) // deep.BLOCK_BYTES
 """Blocks in a megabyte."""
 
@@ -60,30 +65,30 @@ def test_passes_are_made_where_blocks_would_be_read_again(reads: dict[str, Reads
     assert count == 1 or found.dense == frozenset(reads)
 
 
-def segment(store: str, kind: str, size: int, lo: int, hi: int) -> SegmentInfo:
-    return SegmentInfo(store, f"x.{kind}", 0, 1, "r", 10, 10, size, "", lo, hi, None, None, None)
+def segment(kind: str, size: int, lo: int, hi: int) -> SegmentInfo:
+    return SegmentInfo("s", f"x.{kind}", 0, 1, "r", 10, 10, size, "", lo, hi, None, None, None)
+
+
+def reads_of_all(live: list[SegmentInfo], table: pa.Table, share: Callable[[SegmentInfo, U64], float]) -> Reads:
+    """What a store gives to drivers that all have the same tuples."""
+    (reads, *others) = reads_at(PLAN, 1, {tree.edge: table for tree in PLAN.trees}, lambda _: live, share).values()
+    assert all(other == reads for other in others)
+    return reads
 
 
 def test_reads_count_what_lies_in_the_range_of_the_tuples() -> None:
-    plan: Plan = PLAN
-    (tree, other) = plan.trees
-    store = tree.nodes[0].step.store
     size = 64 * deep.BLOCK_BYTES
-    live = [segment(store, "deep", size, 0, 1024), segment(store, "arrow", size, 0, 512)]
+    live = [segment("deep", size, 0, 1024), segment("arrow", size, 0, 512)]
     half = tuples([0, 2**63 - 1])
-    found = reads_at(plan, 1, {tree.edge: half}, lambda name: live if name == store else [], lambda *_: 1.0)
-    assert {name: (reads.asked, reads.flat) for name, reads in found.items()} == {store: ([2], 64)}
-    assert found[store].blocks == deep.blocks_in(size // 2)
-    both = reads_at(plan, 1, {tree.edge: half, other.edge: half}, lambda _: live, lambda *_: 1.0)
-    assert sum(len(reads.asked) for reads in both.values()) == 2
-    assert not reads_at(plan, 2, {tree.edge: half}, lambda _: live, lambda *_: 1.0)
+    assert reads_of_all(live, half, lambda *_: 1.0) == Reads([2, 2], deep.blocks_in(size // 2), 64)
+    # A store that one driver alone looks into is not asked for.
+    alone = {PLAN.trees[0].edge: half}
+    assert not reads_at(PLAN, 1, alone, lambda _: live, lambda *_: pytest.fail("a filter was asked"))
+    assert not reads_at(PLAN, 2, alone, lambda _: live, lambda *_: 1.0)
 
 
 def test_keys_that_filters_deny_need_no_blocks() -> None:
-    plan: Plan = PLAN
-    tree = plan.trees[0]
-    store = tree.nodes[0].step.store
-    old, new = (segment(store, "deep", blocks * deep.BLOCK_BYTES, 0, 1024) for blocks in (1000, 10))
+    old, new = (segment("deep", blocks * deep.BLOCK_BYTES, 0, 1024) for blocks in (1000, 10))
     many = tuples(list(range(0, 2**64, 2**64 // 5000)))
     asked_with: set[int] = set()
 
@@ -92,16 +97,17 @@ def test_keys_that_filters_deny_need_no_blocks() -> None:
             asked_with.add(len(hashes))
             return shares["old" if info is old else "new"]
 
-        return reads_at(plan, 1, {tree.edge: many}, lambda _: [old, new], share)[store]
+        return reads_of_all([old, new], many, share)
 
     blocks = deep.blocks_in(1000 * deep.BLOCK_BYTES) + deep.blocks_in(10 * deep.BLOCK_BYTES)
     # All keys are in the newest segment, nearly none in the large old one: no driver needs much of that.
     recent = reads({"old": 0.01, "new": 1.0})
-    assert (recent.blocks, recent.asked) == (blocks, [len(many) // 100 + deep.blocks_in(10 * deep.BLOCK_BYTES)])
-    assert passes_for({store: Reads(recent.asked * 3, recent.blocks)}, 1 << 20) == Passes()
-    # All keys are everywhere: three drivers would read everything three times.
+    assert recent.asked == [len(many) // 100 + deep.blocks_in(10 * deep.BLOCK_BYTES)] * 2
+    assert recent.blocks == blocks
+    assert passes_for({"s": recent}, 1 << 20) == Passes()
+    # All keys are everywhere: two drivers would read everything twice.
     everywhere = reads({"old": 1.0, "new": 1.0})
-    assert everywhere.asked == [blocks]
-    assert passes_for({store: Reads(everywhere.asked * 3, everywhere.blocks)}, 1 << 20).count > 1
+    assert everywhere.asked == [blocks] * 2
+    assert passes_for({"s": everywhere}, 1 << 20).count > 1
     # A few keys stand for all.
     assert all(128 <= count <= 256 for count in asked_with)

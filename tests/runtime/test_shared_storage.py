@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -26,9 +28,10 @@ from plait.state.inspect import Inspection
 from plait.state.manifest import manifest_name
 from plait.state.reader import open_segment
 from plait.state.remote import RemoteFiles
-from plait.state.segment import SegmentInfo
+from plait.state.segment import SegmentInfo, write_segment, writing
 from plait.testing import LocalEngine
 from tests.runtime.test_state_property import Life
+from tests.state.rows import store
 from tests.webhdfs import WebHdfs
 
 
@@ -128,6 +131,31 @@ def test_a_small_cache_stays_small_and_the_answer_right(life: Life) -> None:
         life.check(engine)
         assert sum(info.bytes for info in infos(engine)) > 2 * (10 << 10)
     assert evicted > 8
+
+
+def test_a_segment_being_written_is_not_evicted_by_others_and_survives_a_wipe(life: Life) -> None:
+    """CI once lost the file of one task to the eviction of another, between its last byte and its upload."""
+    with life.start(cache_limit="1k") as engine:
+        steps(life, engine, 1)
+        home = engine.checkpoint.home
+        rows = pa.table({"k": list(range(500))})
+        hashes = np.arange(500, dtype=np.uint64)
+
+        def write(number: int) -> SegmentInfo:
+            return write_segment(home, store(), rows, hashes, epoch=number, tier=0, sync=False)
+
+        with ThreadPoolExecutor(4) as tasks:
+            written = list(tasks.map(write, range(40)))
+        for path in ("aa/bb.arrow", "aa/cc.arrow"):
+            with writing(home, path, True) as tee:
+                tee.write(b"half,")
+                home.shrink(limit=0)
+                if path.endswith("cc.arrow"):
+                    shutil.rmtree(home.directory)
+                tee.write(b"whole")
+            assert home.files.read(path) == b"half,whole"
+        assert [len(open_segment(home, info).hashes) for info in written] == [500] * 40
+        assert not [path for path in cached(engine) if path.name.startswith(".tmp-")]
 
 
 def test_segments_that_are_not_live_leave_the_cache(life: Life) -> None:

@@ -107,7 +107,8 @@ def test_a_large_file_goes_up_and_comes_back(tmp_path: Path, service: WebHdfs, m
     data = os.urandom(11 << 20)
     (tmp_path / "large").write_bytes(data)
     there = RemoteFiles(service.uri("state"))
-    there.upload(str(tmp_path / "large"), "store/large")
+    with open(tmp_path / "large", "rb") as file:
+        there.upload(file, "store/large")
     assert service.at(there.where("store/large")).read_bytes() == data
     there.download("store/large", str(tmp_path / "back"))
     assert (tmp_path / "back").read_bytes() == data

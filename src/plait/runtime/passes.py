@@ -77,7 +77,7 @@ def reads_at(
     segments: Callable[[str], Sequence[SegmentInfo]],
     share_within: Callable[[SegmentInfo, U64], float],
 ) -> dict[str, Reads]:
-    """What tuples that arrive at a hop read of each store.
+    """What tuples that arrive at a hop read of each store that more than one driver looks into.
 
     `share_within` says which share of some keys may be in a compressed segment.  Left out are lookups with a window,
     for which not all segments of a store are read.
@@ -89,7 +89,7 @@ def reads_at(
                 looking.setdefault(node.step.store, []).append(tables[edge])
     low, high = _ends(tables)
     groups = low // _GROUP, (high - 1) // _GROUP + 1
-    found = {store: Reads() for store in looking}
+    found = {store: Reads() for store, drivers in looking.items() if len(drivers) > 1}
     for store, reads in found.items():
         drivers = [table.column(HASH).to_numpy() for table in looking[store]]
         samples = [hashes[:: max(1, len(hashes) // _SAMPLE)].copy() for hashes in drivers]

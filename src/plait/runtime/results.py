@@ -115,7 +115,8 @@ class ResultWriter:
         except OSError as error:
             raise self._failed(error) from error
         if isinstance(self.results, RemoteFiles):
-            self.results.upload(self._full, self._path)
+            with open(self._full, "rb") as file:
+                self.results.upload(file, self._path)
             os.unlink(self._full)
         digest = self._out.digest.hexdigest()
         return [ResultFile(self.query, self._path, self.rows, self._out.size, digest, whole, grouped)]

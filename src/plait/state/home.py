@@ -1,8 +1,9 @@
 """Where segments lie, as a task sees it: a directory, or a cache of segments that rest behind a URI.
 
 Contract.  A segment is written and mapped in `directory`.  Without `remote` that is where it rests.  With it the
-directory is this host's read-through cache: what is written is uploaded before it is reported (`publish`), what is not
-there is downloaded under a temporary name and renamed (`fetch`), so the workers of a host share it without a lock.
+directory is this host's read-through cache: what is written is uploaded before it is reported (`create`, `publish`),
+what is not there is downloaded (`fetch`), both under a temporary name until they are whole, so the workers of a host
+share it without a lock.
 Losing the cache, whole or in part, at any moment, costs time and nothing else.
 
 Invariant.  Files at rest in the cache are at most `limit` bytes, or the one segment in use if that is larger.  The
@@ -23,10 +24,10 @@ import time
 import uuid
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from plait.errors import CorruptionError, StorageError
-from plait.state.files import RESTORE, TEMPORARY, Files, LocalFiles, storage_error
+from plait.state.files import RESTORE, TEMPORARY, Files, LocalFiles, make_directory, storage_error
 from plait.state.remote import RemoteFiles
 from plait.state.run import METER
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 MOST = 64 << 30
 """What the cache takes at most where nobody says."""
 
+ATTEMPTS = 10
+"""How often something is done again because somebody has emptied the cache meanwhile."""
+
 _STALE = 3600.0
 """Seconds after which a temporary file is nobody's any more."""
 
@@ -44,6 +48,11 @@ def scratch_dir() -> str:
     """A place for this host's temporary files: what the cluster gives to executors, or the system's."""
     given = os.environ.get("LOCAL_DIRS") or os.environ.get("SPARK_LOCAL_DIRS") or ""
     return given.split(",")[0].strip() or tempfile.gettempdir()
+
+
+def _draft(full: str) -> str:
+    """A name beside a file of the cache under which it is made."""
+    return os.path.join(os.path.dirname(full), TEMPORARY + uuid.uuid4().hex)
 
 
 def wiped(where: str) -> StorageError:
@@ -79,14 +88,29 @@ class SegmentHome:
         """Where segments rest."""
         return self.remote or LocalFiles(self.path, False)
 
-    def publish(self, path: str) -> None:
-        """A segment that this host has written is complete: from here on every host can have it."""
+    def create(self, path: str, sync: bool) -> BinaryIO:
+        """A new file to write a segment into: its own name, or one in the cache that nobody evicts."""
+        full = os.path.join(self.directory, path)
+        if self.remote is None:
+            make_directory(os.path.dirname(full), sync)
+            return open(full, "x+b")
+        for _ in range(ATTEMPTS):
+            self.prepare()
+            with contextlib.suppress(FileNotFoundError):
+                make_directory(os.path.dirname(full), False)
+                return open(_draft(full), "x+b")
+        raise wiped(os.path.dirname(full))
+
+    def publish(self, file: BinaryIO, path: str) -> None:
+        """A segment that this host has written is complete: from here on every host can have it.
+
+        It is sent from the open file, so it does not matter if its name is gone.
+        """
         if self.remote is None:
             return
-        full = os.path.join(self.directory, path)
-        if not os.path.exists(full):
-            raise wiped(full)
-        self.remote.upload(full, path)
+        self.remote.upload(file, path)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(file.name, os.path.join(self.directory, path))
         self.shrink(keep=path)
 
     def fetch(self, info: SegmentInfo) -> bool:
@@ -184,7 +208,7 @@ class SegmentHome:
 
     def _download(self, info: SegmentInfo, full: str) -> None:
         assert self.remote is not None
-        draft = os.path.join(os.path.dirname(full), TEMPORARY + uuid.uuid4().hex)
+        draft = _draft(full)
         try:
             try:
                 self._copy(info, draft)

@@ -25,7 +25,7 @@ from plait.errors import CorruptionError, StorageError
 from plait.query.plan import HASH
 from plait.state.deep import DeepSegment
 from plait.state.files import RESTORE
-from plait.state.home import SegmentHome, wiped
+from plait.state.home import ATTEMPTS, SegmentHome, wiped
 from plait.state.mapped import announce, map_file
 from plait.state.run import MemoryRun, ends_of
 from plait.state.segment import SegmentInfo
@@ -34,7 +34,6 @@ Segment = MemoryRun | DeepSegment
 
 CACHED = 4096
 _SWEEP = 256
-_ATTEMPTS = 10
 _Identity = tuple[int, int, int]
 _open: OrderedDict[tuple[str, str], tuple[_Identity, str, Segment]] = OrderedDict()
 _opened = 0
@@ -46,7 +45,7 @@ def open_segment(home: SegmentHome, info: SegmentInfo, verified_dir: str | None 
     if home.remote is None:
         return _open_here(home.directory, info, verified_dir)
     spoilt: CorruptionError | None = None
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         if home.fetch(info):
             _let_go()
         try:

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from plait.errors import CheckpointError, StorageError
 from plait.state.files import TEMPORARY
@@ -43,6 +44,9 @@ _PORTS = {"webhdfs": 9870, "swebhdfs": 9871}
 """As Hadoop has them; fsspec's is that of Hadoop 2."""
 
 BLOCK = 4 << 20
+
+_PART = 8 << 20
+"""Of an upload; S3 takes no part below five megabytes."""
 
 
 @dataclass(frozen=True)
@@ -172,12 +176,15 @@ class RemoteFiles:
             except FileNotFoundError:
                 return None
 
-    def upload(self, local: str, name: str) -> None:
-        """Copies a finished file of this machine to a name that no other has."""
+    def upload(self, local: BinaryIO, name: str) -> None:
+        """Copies an open file of this machine, from its beginning, to a name that no other has."""
+        size = local.seek(0, os.SEEK_END)
+        local.seek(0)
         with self._asking(name, writes=True) as (client, path):
-            client.put_file(local, path)
+            with client.open(path, "wb", block_size=_PART) as file:
+                shutil.copyfileobj(local, file, _PART)
             client.invalidate_cache()
-            found, size = client.info(path)["size"], os.path.getsize(local)
+            found = client.info(path)["size"]
             if found != size:
                 raise OSError(f"{found} bytes arrived instead of {size}")
 

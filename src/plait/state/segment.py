@@ -32,7 +32,7 @@ from plait.kernels import U64
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.plan import ARRIVED, HASH, Store
-from plait.state.files import make_directory, storage_error, sync_directory
+from plait.state.files import storage_error, sync_directory
 from plait.state.home import SegmentHome
 
 
@@ -163,26 +163,25 @@ def new_path(store: Store, kind: str) -> str:
 def writing(home: SegmentHome, path: str, sync: bool) -> Iterator[Tee]:
     """A new file that exists, durably if asked, when the block ends well, and not at all when it does not."""
     full = os.path.join(home.directory, path)
-    if cached := home.remote is not None:
-        home.prepare()
-        sync = False
+    cached = home.remote is not None
+    sync = sync and not cached
     try:
-        make_directory(os.path.dirname(full), sync)
+        file = home.create(path, sync)
         try:
-            with open(full, "xb") as file:
+            with file:
                 yield Tee(file)
                 file.flush()
                 if sync:
                     os.fsync(file.fileno())
+                home.publish(file, path)
             if sync:
                 # The store's own directory may be new as well, made by a task that did not live to sync it.
                 sync_directory(os.path.dirname(full))
                 sync_directory(home.directory)
-            home.publish(path)
         except BaseException:
             # The error that led here is the one to report; garbage collection finds the rest.
             with contextlib.suppress(OSError):
-                os.unlink(full)
+                os.unlink(file.name)
             raise
     except OSError as error:
         if not cached:
