@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.state.cache import Cache
+from plait.state.cache import LOOKED, Cache
 
 
 def test_what_was_used_last_stays() -> None:
@@ -68,4 +69,25 @@ def test_oracle_the_cache_is_a_list_by_last_use(steps: list[tuple[str, int, int]
         while sum(model.values()) > limit:
             model.popitem(last=False)
         assert cache.bytes == sum(model.values()) <= cache.limit
-        assert list(cache._held) == list(model)
+        assert list(cache._values._held) == list(model)
+
+
+def test_a_cache_that_finds_nothing_gives_memory_up_and_takes_it_back_when_it_would_find_something() -> None:
+    cache = Cache(80)
+
+    def ask(keys: Iterable[int]) -> int:
+        found = 0
+        for key in keys:
+            found += cache.get(key) is not None
+            cache.put(key, key, 1)
+        return found
+
+    assert ask(range(2 * LOOKED)) == 0
+    assert cache.bytes == 10
+    cache.resize(160)
+    assert cache.bytes <= 20
+    # A hundred things again and again: too many for what it keeps, but not for what it could keep.
+    rounds = [number % 100 for number in range(10_000, 10_000 + 3 * LOOKED)]
+    found = ask(rounds)
+    assert cache.bytes == 160 - 60
+    assert LOOKED < found < 3 * LOOKED

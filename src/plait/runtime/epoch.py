@@ -31,6 +31,7 @@ from plait.runtime.deliver import arrive, deliver
 from plait.runtime.exchange import SCHEMA, exchange, planned
 from plait.runtime.faults import reached
 from plait.runtime.memory import compress_above, task_memory
+from plait.runtime.passes import arriving
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Sink
 from plait.runtime.state_account import StateAccount
@@ -97,6 +98,8 @@ class Driver:
     """Spark's setting, where it has one."""
     last_seconds: float = 0.0
     """What the last epoch took: merging gets its share of as much."""
+    arriving: Mapping[int, float] = field(default_factory=dict)
+    """Which share of its keys got as far as a node of the plan, in the last epoch."""
     last_work: float = float("inf")
     """Seconds that the tasks of the last epoch worked, all together."""
 
@@ -194,6 +197,7 @@ def prepare(epoch: Epoch) -> None:
         memory=task_memory(driver.config, driver.tasks, driver.executor_cores),
         merge_seconds=max(_IDLE_MERGE_SECONDS, driver.config.merge_share * driver.last_seconds),
         sampled=driver.planner.samples if driver.planner is not None else frozenset(),
+        arriving=driver.arriving,
     )
     parameters = EpochParameters(driver.tasks, live.watermark_ms, clock_us)
     driver.spark.sparkContext.setLocalProperty(PROPERTY, parameters.to_property())
@@ -260,6 +264,7 @@ def commit(epoch: Epoch) -> None:
         rows_out=account.rows_out,
         snapshot=None,
         retention={s.id: Retention(s.time_column, s.keep_us, s.ttl_us) for s in driver.plan.stores},
+        before_ms=driver.live.watermark_ms,
     )
     if epoch.number % driver.config.snapshot_every == 0:
         after = driver.live.after(manifest)
@@ -278,6 +283,8 @@ def observe(epoch: Epoch) -> None:
     driver, account = epoch.driver, epoch.account
     plan = driver.plan
     optimiser = _adapt(epoch)
+    lookups = {node: count.lookups for node, count in account.edges.items()}
+    driver.arriving = arriving(plan, lookups) if driver.plan is plan else {}
     live = [info for infos in driver.live.segments.values() for info in infos]
     remote = driver.checkpoint.home.remote is not None
     counted = {name: account.seconds[name] for name in sorted(account.seconds)}

@@ -71,6 +71,8 @@ class EpochTask:
     """How long this task may merge."""
     sampled: frozenset[int] = frozenset()
     """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
+    arriving: Mapping[int, float] = field(default_factory=dict)
+    """Which share of its keys got as far as a node, in the epoch before."""
 
     @property
     def live_paths(self) -> set[str]:
@@ -281,7 +283,8 @@ class Work:
     def passes(self, tables: Mapping[int, pa.Table], hop: int) -> Iterator[Mapping[int, pa.Table]]:
         """The tuples that arrived at a hop, at once or range of hashes by range: what reads the fewest blocks."""
         share = self.context.memory // 2
-        reads = reads_at(self.context.plan, hop, tables, self._own, self._share_within)
+        context = self.context
+        reads = reads_at(context.plan, hop, tables, self._own, self._share_within, context.arriving)
         chosen = passes_for(reads, share * 3 // 4)
         if chosen.count == 1:
             yield tables

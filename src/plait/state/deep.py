@@ -223,7 +223,8 @@ class DeepSegment:
         return self if first == self.first else replace(self, first=first)
 
     def may_have(self, probes: U64) -> int:
-        """How many of these hashes the filter does not deny."""
+        """How many of these sorted hashes the filter does not deny."""
+        self._announce_filter()
         return len(ask_filter(self.filter, *self.ends, probes))
 
     def find(self, probes: U64) -> Found:
@@ -233,7 +234,7 @@ class DeepSegment:
         if begin == end:
             return NOTHING
         asked = probes[begin:end]
-        announce(self.content, np.array([self.filter_at]), np.array([self.filter_at + self.filter.nbytes]))
+        self._announce_filter()
         passed = ask_filter(self.filter, *self.ends, asked)
         # The hash before a fence post is on the page before; most are in the middle of one.
         pages = np.unique(np.maximum(np.searchsorted(self.fence, asked[passed]), 1)) - 1
@@ -251,6 +252,9 @@ class DeepSegment:
         if len(self.sums) and len(rows):
             blocks = rows // self.block_rows
             self._announce_blocks(blocks[np.concatenate(([True], blocks[1:] != blocks[:-1]))])
+
+    def _announce_filter(self) -> None:
+        announce(self.content, np.array([self.filter_at]), np.array([self.filter_at + self.filter.nbytes]))
 
     def _announce_blocks(self, blocks: I64) -> None:
         announce(self.content, self.offsets[blocks].astype(np.int64), self.offsets[blocks + 1].astype(np.int64))

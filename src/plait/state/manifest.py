@@ -79,6 +79,8 @@ class Manifest:
     snapshot: tuple[SegmentInfo, ...] | None
     retention: dict[str, Retention] = field(default_factory=dict)
     """How long each store's rows can be reached."""
+    before_ms: int | None = None
+    """The watermark before this epoch: by it rows were dropped as late."""
 
     def encode(self) -> bytes:
         """The bytes of its file."""
