@@ -34,9 +34,9 @@ from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
 from plait.share.reoptimise import Planner
-from plait.share.retention import with_ttls
+from plait.share.retention import final_us, with_ttls
 from plait.sql.catalyst import ReadQuery, read_query, relation_of, table_of
-from plait.sql.residual import Residual
+from plait.sql.residual import Residual, only_aggregate
 from plait.state.checkpoint import Checkpoint
 
 
@@ -106,8 +106,9 @@ class Engine:
         """Registers a query over the streams; it is read, checked and planned at once, and runs from `start` on.
 
         `output_mode` says what sinks get, in Spark's words: rows as they are joined (`append`, of queries that only
-        join, filter and project), the whole answer after every epoch (`complete`, of all others), or the groups that
-        have changed (`update`, of aggregates).
+        join, filter and project), the whole answer after every epoch (`complete`, of all others), the groups that have
+        changed (`update`, of aggregates), or those that have become final (`append`, of aggregates by windows of event
+        time).
         """
         self._refuse_if_running("a query cannot be added")
         if name in self._queries:
@@ -119,11 +120,12 @@ class Engine:
         self._refuse_tables_only(name, read)
         with_ttls({**self._graphs, **read.graphs}, self._relations)
         mode = choose_mode(name, read.residual, output_mode)
+        final_us = self._final_us(name, read.residual) if mode == "append" and read.residual is not None else 0
         self._queries[name] = read
         self._graphs |= read.graphs
         self._sinks |= {graph: Keep() for graph in read.graphs}
         if read.residual is not None:
-            self._answers[name] = Answer(name, read.residual, mode, Keep())
+            self._answers[name] = Answer(name, read.residual, mode, Keep(), final_us)
             _warn_of_recomputation(name, read.residual)
         self._planner = None
         return QueryHandle(self, name)
@@ -237,6 +239,22 @@ class Engine:
         if used <= self._tables:
             raise QueryError("NO_STREAM", f"query {name!r} reads tables only", "ask Spark: its answer never changes")
 
+    def _final_us(self, name: str, residual: Residual) -> int:
+        """How far the watermark has to be past a group's end until it is final; refused if that is never."""
+        aggregate = only_aggregate(residual.root)
+        assert aggregate is not None
+        assert aggregate.graph is not None
+        assert aggregate.closing is not None
+        alias = aggregate.closing.alias
+        found = final_us(aggregate.graph, self._relations, alias, self._tables)
+        if found is None:
+            raise QueryError(
+                "OUTPUT_MODE",
+                f"no group of query {name!r} is ever final: rows of {alias} can be joined with later rows without end",
+                f"bound the event times of all other streams by that of {alias}, or use update or complete",
+            )
+        return found
+
     def _check_catalog(self, plan: Plan) -> None:
         """Records what the checkpoint is made for on the first start; later, refuses what does not fit it."""
         now = catalog_of(plan, self._graphs, self._relations)
@@ -277,7 +295,8 @@ class QueryHandle:
         engine._refuse_if_running("a sink cannot be changed")
         made = make_sink(kind, self.name, self.results, options, engine.config.sync)
         if self.name in engine._answers:
-            refuse_appending(kind, self.name)
+            if self.output_mode != "append":
+                refuse_appending(kind, self.name)
             engine._answers[self.name].sink = made
         else:
             engine._sinks[self.name] = made

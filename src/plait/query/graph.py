@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plait.errors import QueryError
+from plait.query.decimals import digits
 from plait.query.expr import ColumnRef, Expr
 from plait.query.grouping import Grouping
 from plait.query.relation import ColumnDef
@@ -30,9 +31,8 @@ def is_key_type(kind: str) -> bool:
 
 def is_exact_key(kind: str) -> bool:
     """Whether the 64-bit hash of such a key is a bijection of its value, so that equal hashes are equal keys."""
-    if kind.startswith("decimal("):
-        return int(kind[8:].split(",")[0]) <= 18
-    return kind in FIXED_KEYS
+    decimal = digits(kind)
+    return kind in FIXED_KEYS if decimal is None else decimal.precision <= 18
 
 
 @dataclass(frozen=True, slots=True)

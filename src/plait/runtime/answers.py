@@ -8,26 +8,28 @@ Spark job is spent on an epoch that nobody asks about.
 Where many files have come together (`Sources.merged`) they become one, which the manifest marks as standing for all of
 them: of a maintained aggregate the partial rows, one per group; of other sources the rows.
 
-Cost: per answer one Spark job over the files in force; per source one more in every eighth epoch.
+Cost: per answer one Spark job over the files in force, or over what is left of few rows when groups are merged and semi
+and anti joins told here (`partners.py`); per source one more in every eighth epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from plait.errors import QueryError
-from plait.query.graph import is_key_type
 from plait.runtime import grouped
+from plait.runtime.partners import Others
 from plait.runtime.rows import SMALL_BYTES, ResultRows
 from plait.runtime.sinks import Sink
+from plait.sql.partners import Partners
 from plait.sql.residual import Residual, Source, finish, merged
-from plait.state.columns import single
 from plait.state.manifest import Manifest, ManifestLog, ResultFile
 
 MODES = ("append", "update", "complete")
@@ -70,6 +72,9 @@ class LiveResults:
     files: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
     new: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
     """Those that the last epoch has added."""
+    watermark_ms: int | None = None
+    before_ms: int | None = None
+    """The watermark before the last epoch."""
     groups: Groups = field(default_factory=Groups)
 
     @staticmethod
@@ -85,6 +90,7 @@ class LiveResults:
     def committed(self, manifest: Manifest) -> None:
         """One more epoch.  A file that is `whole` stands for all before it."""
         self.new = {}
+        self.before_ms, self.watermark_ms = manifest.before_ms, manifest.watermark_ms
         for query in {file.query for file in manifest.results}:
             mine = tuple(file for file in manifest.results if file.query == query)
             self.new[query] = tuple(file for file in mine if not file.whole)
@@ -100,17 +106,22 @@ class Answer:
     residual: Residual
     mode: str
     sink: Sink
+    final_us: int = 0
+    """In append mode: by how much the watermark has to be past the end of a group, for it to be final."""
 
     def frame(self, rows: ResultRows, live: LiveResults) -> DataFrame:
-        """The whole answer."""
+        """The whole answer; in append mode, as far as it is final."""
+        if self.mode == "append":
+            return self.residual.answer(Closed(self.residual, rows, live, self.final_us, None))
         return self.residual.answer(Committed(self.residual, rows, live))
 
     def delivered(self, rows: ResultRows, live: LiveResults) -> DataFrame:
-        """What the sink gets after an epoch: the whole answer, or (update) the rows of groups that have changed."""
-        if self.mode != "update":
-            return self.frame(rows, live)
-
-        return self.residual.answer(Changed(self.residual, rows, live))
+        """What the sink gets after an epoch: all, the groups that have changed, or those that have become final."""
+        if self.mode == "append":
+            return self.residual.answer(Closed(self.residual, rows, live, self.final_us, live.before_ms))
+        if self.mode == "update":
+            return self.residual.answer(Changed(self.residual, rows, live))
+        return self.frame(rows, live)
 
 
 @dataclass(frozen=True)
@@ -140,24 +151,42 @@ class Committed:
         """Rows in its files."""
         return sum(file.rows for file in self.live.files.get(source.name, ()))
 
-    def sharing(self, source: Source, column: int, other: Source, by: int) -> DataFrame | None:
-        """Found here, where both are small and few rows are left."""
-        queries = [self.rows.plan.query_by_name[s.name] for s in (source, other)]
-        files = [self.live.files.get(s.name, ()) for s in (source, other)]
+    def passing(self, source: Source, asked: Sequence[Partners]) -> DataFrame | None:
+        """Told here, where all are small and few rows pass."""
+        sources = (source, *(partners.other for partners in asked))
+        queries = [self.rows.plan.query_by_name[s.name] for s in sources]
+        files = [self.live.files.get(s.name, ()) for s in sources]
         if any(q.select or q.where for q in queries) or any(sum(f.bytes for f in fs) > SMALL_BYTES for fs in files):
             return None
-        (mine, kind), (theirs, their_kind) = source.columns[column], other.columns[by]
-        if kind != their_kind or kind in ("float", "double") or not is_key_type(kind) or not all(files):
+        if not all(files):
             return None
-        keys = [single(table.column(0)) for table in self.rows.tables(files[1], [theirs])]
-        known = pa.concat_arrays([key.cast(keys[0].type) for key in keys]).unique()
-        shared: list[pa.Table] = []
-        for table in self.rows.tables(files[0]):
-            found = pc.is_in(table.column(mine).cast(known.type), known)
-            shared.append(table.filter(found).cast(shared[0].schema if shared else table.schema))
-            if sum(part.nbytes for part in shared) > FEW_BYTES:
+        others = [self._others(source, partners) for partners in asked]
+        passed: list[pa.Table] = []
+        for rows in self.rows.tables(files[0]):
+            for partners, other in zip(asked, others, strict=True):
+                having = other.have(rows)
+                if having is None:
+                    return None
+                rows = rows.filter(pa.array(having == partners.wanted))
+            passed.append(rows.cast(passed[0].schema if passed else rows.schema))
+            if sum(part.nbytes for part in passed) > FEW_BYTES:
                 return None
-        return self.rows.here(source.columns, pa.concat_tables(shared))
+        return self.rows.here(source.columns, pa.concat_tables(passed))
+
+    def _others(self, source: Source, partners: Partners) -> Others:
+        """The rows that may be partners; of a long side only those with a key that occurs in the source."""
+        parts = list(self._columns(partners.other, partners.columns))
+        if self.count(partners.other) > self.count(source):
+            keys = pa.concat_tables(self._columns(source, [partners.key[0]])).column(0).unique()
+            parts = [part.filter(pc.is_in(part.column(partners.key[1]).cast(keys.type), keys)) for part in parts]
+        return Others(partners, pa.concat_tables(parts))
+
+    def _columns(self, source: Source, names: list[str]) -> Iterator[pa.Table]:
+        """Some columns of a source's rows, file by file, in the types of the first."""
+        schema: pa.Schema | None = None
+        for table in self.rows.tables(self.live.files[source.name], names):
+            schema = schema or table.schema
+            yield table.cast(schema)
 
 
 class Changed(Committed):
@@ -178,6 +207,27 @@ class Changed(Committed):
         """Merged by Spark."""
         assert source.maintained is not None
         return merged(self(source), source.maintained)
+
+
+@dataclass(frozen=True)
+class Closed(Committed):
+    """Of maintained aggregates, the groups that no row can come to any more."""
+
+    final_us: int
+    since_ms: int | None
+    """Only those that were not closed when this was the watermark."""
+
+    def merged(self, source: Source) -> DataFrame:
+        """All rows of closed groups have been committed, so these are their last values."""
+        assert source.maintained is not None
+        assert source.closing is not None
+        groups, now = super().merged(source), self.live.watermark_ms
+        end = groups[source.maintained.keys[source.closing.key]]
+        closed_us = F.unix_micros(end if source.closing.field is None else end[source.closing.field]) + self.final_us
+        if now is None:
+            return groups.where(F.lit(False))
+        groups = groups.where(closed_us <= now * 1000)
+        return groups if self.since_ms is None else groups.where(closed_us > self.since_ms * 1000)
 
 
 @dataclass
@@ -242,9 +292,10 @@ def output_mode(name: str, residual: Residual | None, asked: str | None) -> str:
         raise QueryError("OUTPUT_MODE", f"there is no output mode {asked!r}", f"use one of: {', '.join(MODES)}")
     if asked not in possible:
         what = "rows that are final as soon as they are joined" if residual is None else "an answer that changes"
+        windows = ", or group by window(…) of a stream's event time with a watermark" if asked == "append" else ""
         raise QueryError(
             "OUTPUT_MODE",
             f"query {name!r} gives {what}, which has no output mode {asked!r}",
-            f"leave it out, or use {' or '.join(possible)}",
+            f"leave it out, use {' or '.join(possible)}{windows}",
         )
     return asked

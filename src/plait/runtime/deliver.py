@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from plait.errors import PlaitError
 from plait.runtime import commit as commits
@@ -72,8 +74,14 @@ def _answer(driver: Driver, manifest: Manifest, rows: ResultRows, seconds: dict[
 
     def to(answer: Answer) -> HandOver:
         def hand_over(number: int, _files: list[ResultFile]) -> None:
-            with _named(answer.name, number):
-                answer.sink.deliver(number, [], lambda: answer.delivered(rows, driver.sources.live))
+            def frame() -> DataFrame:
+                return answer.delivered(rows, driver.sources.live)
+
+            with ExitStack() as stack:
+                stack.enter_context(_named(answer.name, number))
+                wants_files = isinstance(answer.sink, Parquet)
+                files = stack.enter_context(rows.one_file(answer.name, frame())) if wants_files else []
+                answer.sink.deliver(number, files, frame)
 
         return hand_over
 

@@ -12,6 +12,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from plait.query.decimals import digits
 from plait.query.expr import Call, ColumnRef, Expr, Literal
 
 Lookup = Callable[[ColumnRef], pa.Array]
@@ -50,9 +51,8 @@ def values(expr: Expr, column: Lookup, rows: int) -> pa.Array:
 
 def arrow_type(kind: str) -> pa.DataType | None:
     """Of a Spark type that tasks compute with; None of another."""
-    if kind.startswith("decimal("):
-        return pa.decimal128(*map(int, kind[8:-1].split(",")))
-    return _ARROW.get(kind)
+    decimal = digits(kind)
+    return _ARROW.get(kind) if decimal is None else pa.decimal128(*decimal)
 
 
 def _value(expr: Expr, column: Lookup) -> pa.Array | pa.Scalar:

@@ -74,6 +74,18 @@ class ResultRows:
                 found.append(here.where(name))
             yield found
 
+    @contextmanager
+    def one_file(self, query: str, rows: DataFrame) -> Iterator[list[str]]:
+        """Rows as one file of this machine, or none, for as long as the block runs."""
+        files, results = self.written(query, rows.coalesce(1)), self.checkpoint.results
+        here = [results.where(file.path) for file in files]
+        try:
+            with self.copies(files) if isinstance(results, RemoteFiles) else nullcontext(here) as paths:
+                yield paths
+        finally:
+            for file in files:
+                results.delete(file.path)
+
     def all(self, query: str) -> DataFrame:
         """Every committed row of a query, exactly once."""
         return self.frame(query, [file for file in self.checkpoint.log.results() if file.query == query])

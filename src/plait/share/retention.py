@@ -12,12 +12,12 @@ once for all queries, so whoever reads the stream has to agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 
 from plait.errors import QueryError
-from plait.query.graph import JoinGraph
+from plait.query.graph import Alias, JoinGraph
 from plait.query.relation import Relation
 
 Bounds = dict[tuple[str, str], int]
@@ -45,14 +45,28 @@ def upper_bounds(graph: JoinGraph) -> Bounds:
 def keep_us(graph: JoinGraph, relations: Mapping[str, Relation]) -> dict[str, int | None]:
     """For every alias, microseconds after its event time during which a row is needed; None is for ever."""
     bounds = upper_bounds(graph)
-    kept: dict[str, int | None] = {}
-    for alias in graph.aliases:
-        others = [other for other in graph.aliases if other.name != alias.name]
-        reaches = [bounds.get((other.name, alias.name)) for other in others]
-        timed = all(relations[a.relation].time_column is not None for a in (*others, alias))
-        known = [reach for reach in reaches if reach is not None]
-        kept[alias.name] = max(known) if timed and len(known) == len(reaches) else None
-    return kept
+    return {alias.name: _reach(graph, relations, bounds, alias, graph.aliases) for alias in graph.aliases}
+
+
+def final_us(graph: JoinGraph, relations: Mapping[str, Relation], name: str, tables: Container[str]) -> int | None:
+    """Microseconds that the watermark must be past an event time of an alias until no result with it can come.
+
+    None is never.  Tables come with the first epoch, so nothing is waited for there.
+    """
+    coming = [alias for alias in graph.aliases if alias.relation not in tables]
+    reach = _reach(graph, relations, upper_bounds(graph), graph.alias(name), coming)
+    return None if reach is None else max(0, reach)
+
+
+def _reach(
+    graph: JoinGraph, relations: Mapping[str, Relation], bounds: Bounds, alias: Alias, coming: Iterable[Alias]
+) -> int | None:
+    """How far after a row of an alias the rows of those that are still coming can lie; None is without end."""
+    others = [other for other in coming if other.name != alias.name]
+    reaches = [bounds.get((other.name, alias.name)) for other in others]
+    timed = all(relations[a.relation].time_column is not None for a in (*others, alias))
+    known = [reach for reach in reaches if reach is not None]
+    return max(known, default=0) if timed and len(known) == len(reaches) else None
 
 
 def with_ttls(graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation]) -> dict[str, Relation]:

@@ -26,6 +26,7 @@ from plait.errors import QueryError, StreamError
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
 from plait.sql import hints
+from plait.sql.closing import closing_of, readable_windows
 from plait.sql.convert import Converter, drawn, left_binary
 from plait.sql.durations import parse_duration
 from plait.sql.expressions import Node, Printer, prints_faithfully, read, unprintable
@@ -147,11 +148,12 @@ def read_query(
         analysed = _analyse(jvm, session, hints.without_ttls(parsed, jvm.PythonUtils.toSeq) if ttls else parsed)
         refuse_constructs(analysed)
         written = written_inputs(analysed, sorted(relations))
-        optimised = _execution(jvm, session, analysed).optimizedPlan()
+        logical = Logical(jvm)
+        optimised, windows = readable_windows(_execution(jvm, session, analysed).optimizedPlan(), logical)
     plan = two_step_convert(PlanNode.of(optimised))
     reading = _Reading(spark, session, sql, relations, dict(written), ttls)
     columns = tuple(str(attribute.name()) for attribute in items(analysed.output()))
-    converter = Converter(name, Logical(jvm), {first: i for i, (first, _) in enumerate(written)}, sorted(relations))
+    converter = Converter(name, logical, {first: i for i, (first, _) in enumerate(written)}, sorted(relations))
     root = converter.recipe(plan)
     if not converter.sources:
         raise always_false()
@@ -163,6 +165,9 @@ def read_query(
         return ReadQuery(sql, {name: reading.graph(root.source.join, columns, kept)}, None, stages)
     for source in converter.sources:
         source.graph = reading.graph(source.join, source.output_names, kept, source.maintained)
+        if source.maintained is not None:
+            names = reading.names(source.join)
+            source.closing = closing_of(source.maintained, source.join, names, relations, windows)
     types = tuple(str(attribute.dataType().catalogString()) for attribute in items(optimised.output()))
     output = tuple(zip(columns, types, strict=True))
     residual = Residual(spark, converter.logical, root, output, tuple(converter.notes), tuple(converter.sources))

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from plait.query.expr import ColumnRef
 from plait.sql.expressions import Column, Node, conjuncts
 from plait.sql.logical import WITH_SUBQUERIES, Logical, Rewrite
 from plait.sql.maintain import Maintained, maintained
@@ -33,6 +34,7 @@ from plait.sql.multiway import (
     leaf_of,
     multiway_join,
 )
+from plait.sql.partners import OTHER, OWN, Partners, partners_of
 from plait.sql.refusals import not_a_stream, refused_subquery
 from plait.sql.residual import Asked, Operator, Recipe, Rows, Source, Split
 
@@ -136,20 +138,23 @@ class Converter:
             asked.setdefault(str(whole.toString()), question)
         return tuple(self._asked(question, of_group) for question in asked.values())
 
-    def _asked(self, question: Question, rewrite: Rewrite) -> Asked:
-        """A question with other columns on its left."""
+    def _asked(self, question: Question, rewrite: Rewrite, left: Rows | None = None) -> Asked:
+        """A question with other columns on its left; `left` are the rows that it is asked about, as they are kept."""
         kind = str(question.join.joinType().sql()).lower()
         self.notes.append(f"a {kind} join is recomputed: rows on its right may still come")
         condition = question.condition
+        conditions = () if condition is None else tuple(conjuncts(condition))
         equal = []
-        for conjunct in () if condition is None else conjuncts(condition):
+        for conjunct in conditions:
             sides = conjunct.args
             if conjunct.name == "EqualTo" and bool(sides[0].leaves) != bool(sides[1].leaves):
                 mine, theirs = sides if sides[0].leaves else (sides[1], sides[0])
                 if theirs.jvm.references().nonEmpty() and not any(n.column is None and not n.args for n in mine.walk()):
                     equal.append((self.logical.rewritten(mine.jvm, rewrite), theirs.jvm))
         stated = None if condition is None else self.logical.rewritten(condition.jvm, rewrite)
-        return Asked(question.join, stated, self.recipe(question.right), tuple(equal))
+        right = self.recipe(question.right)
+        partners = None if left is None else _partners(left, right, conditions, wanted=kind == "left semi")
+        return Asked(question.join, stated, right, tuple(equal), partners)
 
     def _rows(self, jvm: Any, join: MultiwayJoin, needed: frozenset[int] | None) -> Rows:
         """Rows that are kept, without the columns that nobody reads."""
@@ -177,7 +182,8 @@ class Converter:
         rest = [n for n in join.conjuncts if not any(_is_over(n, part) for part in parts)]
         inputs: list[Recipe] = [self._piece(node, [join.leaves[i] for i in sorted(part)]) for part in parts]
         inputs += [self.recipe(leaf.node) for leaf in others]
-        questions = tuple(self._asked(question, lambda _: None) for question in join.questions)
+        only = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Rows) else None
+        questions = tuple(self._asked(question, lambda _: None, only) for question in join.questions)
         outputs = tuple(zip((n.jvm for n in join.outputs), items(node.jvm.output()), strict=True))
         return Split(tuple(inputs), tuple(n.jvm for n in rest), questions, outputs)
 
@@ -199,6 +205,18 @@ class Converter:
             join = replace(join, outputs=join.leaves[0].columns[:1])
         self.sources.append(Source(f"{self.name}.{len(self.sources) + 1}", join, kept))
         return self.sources[-1]
+
+
+def _partners(left: Rows, right: Recipe, conditions: tuple[Node, ...], wanted: bool) -> Partners | None:
+    """A question as one about kept rows, on both sides; None if they are not kept, or it needs Spark."""
+    if not isinstance(right, Rows) or right.maintained is not None:
+        return None
+    sides = {OWN: left, OTHER: right}
+
+    def column(node: Node) -> ColumnRef | None:
+        return next((ref for side, rows in sides.items() if (ref := rows.column(node.jvm, side))), None)
+
+    return partners_of(right.source, conditions, column, wanted)
 
 
 def equal_columns(join: MultiwayJoin, column: Column) -> set[Column]:

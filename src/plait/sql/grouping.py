@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from plait.query.decimals import digits
 from plait.query.graph import INTEGRAL
 from plait.query.grouping import COUNT, MAX, MIN, SUM, Grouping, GroupKey, GroupValue
 from plait.sql.expressions import Node, read
 from plait.sql.graph_rules import Draft
 from plait.sql.maintain import Maintained, Part
 from plait.sql.multiway import items
-from plait.sql.native import Translator, digits
+from plait.sql.native import Translator
 
 _FUNCTIONS = {"Count": COUNT, "Sum": SUM, "Min": MIN, "Max": MAX}
 _TIMES = ("date", "timestamp", "timestamp_ntz")

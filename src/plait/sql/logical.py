@@ -50,6 +50,14 @@ class Logical:
         """`CAST(expression AS kind)`; an expression of that type is left as it is."""
         return expression if expression.dataType() == kind else self._expressions.Cast(expression, kind, self._none)
 
+    def unix_micros(self, time: Any) -> Any:
+        """Microseconds since 1970."""
+        return self._expressions.UnixMicros(time)
+
+    def timestamp_micros(self, number: Any) -> Any:
+        """The instant so many microseconds after 1970."""
+        return self._expressions.MicrosToTimestamp(number)
+
     def project(self, columns: Iterable[Any], child: Any) -> Any:
         """SELECT."""
         return self._plans.Project(self.to_seq(list(columns)), child)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
 
+from plait.query.decimals import digits
 from plait.query.expr import Call, ColumnRef, Expr, Literal
 from plait.query.graph import INTEGRAL
 from plait.sql.expressions import Node
@@ -57,27 +57,6 @@ def is_native_type(kind: str) -> bool:
     return kind in _LITERALS or kind.startswith("decimal(")
 
 
-class Digits(NamedTuple):
-    """Of a decimal type."""
-
-    precision: int
-    scale: int
-
-    @property
-    def whole(self) -> int:
-        """Before the point."""
-        return self.precision - self.scale
-
-
-def digits(kind: str) -> Digits | None:
-    """The digits of a decimal type; None of another.
-
-    >>> digits("decimal(12,2)"), digits("int")
-    (Digits(precision=12, scale=2), None)
-    """
-    return Digits(*map(int, kind[8:-1].split(","))) if kind.startswith("decimal(") else None
-
-
 def widens(source: str, target: str) -> bool:
     """Whether a cast keeps every value of an integral type."""
     return source in INTEGRAL and target in INTEGRAL and INTEGRAL.index(source) <= INTEGRAL.index(target)
@@ -113,14 +92,16 @@ def _cast_is_total(node: Node) -> bool:
 
 
 class Translator:
-    """Turns nodes into expressions; `column` makes the physical column of a node over one alias.
+    """Turns nodes into expressions; `column` makes the physical column of a node over one alias, if there is one.
 
     With `loose_days`, calendar days count as 24 hours even where the time zone has daylight saving.  Such an
     expression is only good for bounds that are widened afterwards.
     With `may_fail`, an expression may fail on rows on which Spark's does not: it is only good where that can be mended.
     """
 
-    def __init__(self, column: Callable[[Node], ColumnRef], loose_days: bool = False, may_fail: bool = False) -> None:
+    def __init__(
+        self, column: Callable[[Node], ColumnRef | None], loose_days: bool = False, may_fail: bool = False
+    ) -> None:
         self._column = column
         self._loose_days = loose_days
         self._may_fail = may_fail

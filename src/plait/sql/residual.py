@@ -19,11 +19,14 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from plait.query.expr import Call, ColumnRef
 from plait.query.graph import JoinGraph
 from plait.query.plan import QueryPlan
+from plait.sql.closing import Closing
 from plait.sql.logical import Logical
 from plait.sql.maintain import Maintained
 from plait.sql.multiway import MultiwayJoin, items
+from plait.sql.partners import OTHER, OWN, Partners, key_of
 
 _FEWER = 4
 """A right side is cut down if the left has so many times fewer rows."""
@@ -47,6 +50,8 @@ class Source:
     maintained: Maintained | None
     """None keeps the rows themselves."""
     graph: JoinGraph | None = None
+    closing: Closing | None = None
+    """Of a maintained aggregate: what tells when groups are final, if anything does."""
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -75,8 +80,8 @@ class Frames(Protocol):
         """How many rows that is, at most."""
         ...
 
-    def sharing(self, source: Source, column: int, other: Source, by: int) -> DataFrame | None:
-        """The rows of a source whose value in a column occurs in a column of another; None if that is for Spark."""
+    def passing(self, source: Source, asked: Sequence[Partners]) -> DataFrame | None:
+        """The rows of a source that have the partners asked for; None if that is for Spark."""
         ...
 
 
@@ -100,6 +105,8 @@ class Asked:
     right: Recipe
     equal: tuple[tuple[Any, Any], ...]
     """What the condition says must be equal: of the left, of the right."""
+    partners: Partners | None = None
+    """The same question about the left's rows as they are kept, where it can be answered without Spark."""
 
     def plan(self, logical: Logical, frames: Frames, left: Any, keys: Any = None, of: Rows | None = None) -> Any:
         """Of `left` the rows that pass.  Its keys are in `keys`, which are among the rows `of` a source, if of one.
@@ -127,9 +134,10 @@ class Asked:
         if right.maintained is not None or left.maintained is not None:
             return None
         for mine, theirs in self.equal:
-            by, column = left.place(mine), right.place(theirs)
+            by, column = left.column(mine, OTHER), right.column(theirs, OWN)
             if by is not None and column is not None:
-                return frames.sharing(right.source, column, left.source, by)
+                same = key_of(Call("=", (column, by), "boolean"))
+                return None if same is None else frames.passing(right.source, [Partners(left.source, same)])
         return None
 
 
@@ -143,12 +151,15 @@ class Rows:
     questions: tuple[Asked, ...] = ()
     """Asked about groups of a maintained aggregate."""
 
-    def place(self, expression: Any) -> int | None:
+    def column(self, expression: Any, side: str) -> ColumnRef | None:
         """Which of the columns an expression is; None if it is none."""
         if expression.nodeName() != "AttributeReference":
             return None
         wanted = expression.exprId().id()
-        return next((i for i, a in enumerate(self.attributes) if a.exprId().id() == wanted), None)
+        for name, attribute in zip(self.source.output_names, self.attributes, strict=False):
+            if attribute.exprId().id() == wanted:
+                return ColumnRef(side, name, str(attribute.dataType().catalogString()))
+        return None
 
     def plan(self, logical: Logical, frames: Frames) -> Any:
         """The aggregate's own columns, or the rows' columns under the ids that are asked for."""
@@ -195,7 +206,12 @@ class Split:
     """(expression, the column that it becomes)"""
 
     def plan(self, logical: Logical, frames: Frames) -> Any:
-        """Spark's optimiser chooses how to join."""
+        """Spark's optimiser chooses how to join; rows that can be told to pass without it are."""
+        told = self._told(frames)
+        outputs = [logical.named(e, attribute) for e, attribute in self.outputs]
+        if told is not None:
+            assert isinstance(self.inputs[0], Rows)
+            return logical.project(outputs, _renamed(logical, told, self.inputs[0].attributes))
         made, *others = [i.plan(logical, frames) for i in self.inputs]
         for other in others:
             made = logical.cross(made, other)
@@ -204,20 +220,30 @@ class Split:
         of = only if len(self.inputs) == 1 and isinstance(only, Rows) else None
         for question in self.questions:
             made = question.plan(logical, frames, made, joined, of)
-        return logical.project([logical.named(e, attribute) for e, attribute in self.outputs], made)
+        return logical.project(outputs, made)
+
+    def _told(self, frames: Frames) -> DataFrame | None:
+        """The rows that pass, told without Spark."""
+        asked = [question.partners for question in self.questions if question.partners is not None]
+        if self.conditions or not asked or len(asked) < len(self.questions) or len(self.inputs) > 1:
+            return None
+        (only,) = self.inputs
+        return frames.passing(only.source, asked) if isinstance(only, Rows) else None
 
     def parts(self) -> Iterator[Recipe]:
         """Inputs, and the right sides of questions."""
         return iter((*self.inputs, *(question.right for question in self.questions)))
 
 
-def gives_updates(recipe: Recipe) -> bool:
-    """Whether the answer is a maintained aggregate, filtered and projected at most: then changed groups can be told."""
+def only_aggregate(recipe: Recipe) -> Source | None:
+    """The maintained aggregate that is the answer, filtered and projected at most: its groups can be told apart."""
     while isinstance(recipe, Operator) and not recipe.subqueries:
         if recipe.jvm.getClass().getSimpleName() not in ("Project", "Filter"):
-            return False
+            return None
         (recipe,) = recipe.inputs
-    return isinstance(recipe, Rows) and recipe.maintained is not None and not recipe.questions
+    if not isinstance(recipe, Rows) or recipe.maintained is None or recipe.questions:
+        return None
+    return recipe.source
 
 
 @dataclass(eq=False)
@@ -236,7 +262,10 @@ class Residual:
     @property
     def modes(self) -> tuple[str, ...]:
         """The output modes that have a meaning, the default last."""
-        return ("update", "complete") if gives_updates(self.root) else ("complete",)
+        aggregate = only_aggregate(self.root)
+        if aggregate is None:
+            return ("complete",)
+        return ("append", "update", "complete") if aggregate.closing is not None else ("update", "complete")
 
     def answer(self, frames: Frames) -> DataFrame:
         """The answer over these committed rows."""
