@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -23,6 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 import plait
 from plait.errors import RecomputationWarning
 from plait.runtime import answers
+from plait.sql.partners import Partners
+from plait.sql.residual import Source
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import Oracle, plain
 from tests.spark.pair import SQL, Pair, told
@@ -115,6 +118,8 @@ class History:
     results: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     merged: set[int] = field(default_factory=set)
     """Epochs in which partial files were merged."""
+    told: set[str] = field(default_factory=set)
+    """Queries whose semi and anti joins were told without Spark."""
 
     def expected(self, sql: str, epochs: int) -> list[tuple[Any, ...]]:
         """What DuckDB answers over the first epochs."""
@@ -188,12 +193,20 @@ def run_twice(spark: SparkSession, home: Path, queries: dict[str, str]) -> Histo
 
         return keep
 
-    arrive(found.streams, 1)
-    arrive(found.streams, 2)
-    run(LABELS)
-    arrive(found.streams, 3)
-    arrive(found.streams, 4)
+    def passing(self: answers.Committed, source: Source, asked: Sequence[Partners]) -> DataFrame | None:
+        frame = original(self, source, asked)
+        if frame is not None:
+            found.told.add(source.name.partition(".")[0])
+        return frame
+
+    original = answers.Committed.passing
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers.Committed, "passing", passing)
+        arrive(found.streams, 1)
+        arrive(found.streams, 2)
+        run(LABELS)
+        arrive(found.streams, 3)
+        arrive(found.streams, 4)
         patch.setattr(answers, "MERGE_FILES", 2)
         # Other rows than before: a table that is read again would show.
         run([(k, "read twice") for k in range(5)])
@@ -216,6 +229,11 @@ def check(history: History, name: str, sql: str) -> None:
     for epoch, rows in history.delivered[name].items():
         assert Counter(rows) == Counter(history.expected(sql, epoch + 1)), f"after epoch {epoch}"
     assert Counter(history.results[name]) == Counter(rows)
+
+
+def test_semi_and_anti_joins_of_few_rows_are_told_without_spark(history: History) -> None:
+    assert {"semi", "anti"} <= history.told
+    assert not history.told & {"not_in", "left_join"}, "what needs Spark is left to it"
 
 
 @pytest.mark.parametrize("name", ORDERED)
