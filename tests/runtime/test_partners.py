@@ -91,6 +91,13 @@ def test_a_key_is_an_equality_of_the_sides_in_a_type_with_plain_equality() -> No
     assert not has_plain_equality("float")
 
 
+def test_without_any_others_no_row_has_a_partner() -> None:
+    own = table("kx", "string", [("a", 1), (None, 2)])
+    for condition in (None, DIFFERENT):
+        for others in (None, table("jy", "string", []), table("jy", "string", [(None, 1)])):
+            assert np.array_equal(Others(partners(condition), others).have(own), [False, False])
+
+
 def test_what_is_read_of_the_other_side_is_named_once() -> None:
     condition = Call("and", (DIFFERENT, Call("<", (ref(OTHER, "j"), ref(OTHER, "y")), "boolean")), "boolean")
     assert partners(condition).columns == ["j", "y"]

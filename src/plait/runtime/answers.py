@@ -158,8 +158,8 @@ class Committed:
         files = [self.live.files.get(s.name, ()) for s in sources]
         if any(q.select or q.where for q in queries) or any(sum(f.bytes for f in fs) > SMALL_BYTES for fs in files):
             return None
-        if not all(files):
-            return None
+        if not files[0]:
+            return self.rows.read(source.columns, ())
         others = [self._others(source, partners) for partners in asked]
         passed: list[pa.Table] = []
         for rows in self.rows.tables(files[0]):
@@ -176,6 +176,8 @@ class Committed:
     def _others(self, source: Source, partners: Partners) -> Others:
         """The rows that may be partners; of a long side only those with a key that occurs in the source."""
         parts = list(self._columns(partners.other, partners.columns))
+        if not parts:
+            return Others(partners, None)
         if self.count(partners.other) > self.count(source):
             keys = pa.concat_tables(self._columns(source, [partners.key[0]])).column(0).unique()
             parts = [part.filter(pc.is_in(part.column(partners.key[1]).cast(keys.type), keys)) for part in parts]
@@ -184,7 +186,7 @@ class Committed:
     def _columns(self, source: Source, names: list[str]) -> Iterator[pa.Table]:
         """Some columns of a source's rows, file by file, in the types of the first."""
         schema: pa.Schema | None = None
-        for table in self.rows.tables(self.live.files[source.name], names):
+        for table in self.rows.tables(self.live.files.get(source.name, ()), names):
             schema = schema or table.schema
             yield table.cast(schema)
 

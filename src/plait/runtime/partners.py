@@ -21,9 +21,11 @@ MOST_PAIRS = 1 << 22
 
 
 class Others:
-    """The rows that may be partners, by key."""
+    """The rows that may be partners, by key; None if there is none at all."""
 
-    def __init__(self, partners: Partners, rows: pa.Table) -> None:
+    def __init__(self, partners: Partners, rows: pa.Table | None) -> None:
+        if rows is None:
+            rows = pa.table({name: pa.nulls(0) for name in partners.columns})
         key = single(rows.column(partners.key[1]))
         self._partners, self._rows = partners, rows
         self._known = key.drop_null().unique()
@@ -34,6 +36,8 @@ class Others:
     def have(self, own: pa.Table) -> npt.NDArray[np.bool_] | None:
         """Which of these rows have a partner; None where that is for Spark to say."""
         found = np.zeros(len(own), bool)
+        if not len(self._known):
+            return found
         codes = pc.index_in(single(own.column(self._partners.key[0])).cast(self._known.type), self._known)
         mine = np.flatnonzero(codes.is_valid().to_numpy(zero_copy_only=False))
         if self._partners.condition is None or not len(mine):
