@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.query.expr import Call, ColumnRef, Expr
+from plait.query.partners import OTHER, OWN, Partners, has_plain_equality, key_of
 from plait.runtime import partners as module
 from plait.runtime.partners import Others
-from plait.sql.partners import OTHER, OWN, Partners, has_plain_equality, key_of
 
 KEYS: dict[str, Any] = {
     "bigint": st.integers(-3, 3),
@@ -41,7 +41,7 @@ CONDITIONS: dict[str, tuple[Expr | None, Any]] = {
 
 
 def partners(condition: Expr | None) -> Partners:
-    return Partners(cast("Any", None), ("k", "j"), condition)
+    return Partners("other", ("k", "j"), condition)
 
 
 def table(names: str, kind: str, rows: list[tuple[Any, Any]]) -> pa.Table:

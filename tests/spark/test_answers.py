@@ -23,8 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.errors import RecomputationWarning
+from plait.query.partners import Partners
 from plait.runtime import answers
-from plait.sql.partners import Partners
 from plait.sql.residual import Source
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import Oracle, plain
@@ -284,7 +284,12 @@ def test_modes_and_sinks_without_a_meaning_are_refused(spark: SparkSession, tmp_
         for sql, mode, use in (
             (SQL, "complete", "leave it out, or use append"),
             (SQL, "update", "leave it out, or use append"),
-            (grouped, "append", "leave it out, or use update or complete"),
+            (
+                grouped,
+                "append",
+                "leave it out, or use update or complete; or group by window(…) of a stream's event time with a "
+                "watermark",
+            ),
             (f"{grouped} ORDER BY n DESC, a.k LIMIT 3", "update", "leave it out, or use complete"),
             (grouped, "sideways", "use one of: append, update, complete"),
         ):

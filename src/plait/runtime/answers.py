@@ -24,11 +24,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from plait.errors import QueryError
+from plait.query.partners import Partners
 from plait.runtime import grouped
 from plait.runtime.partners import Others
 from plait.runtime.rows import SMALL_BYTES, ResultRows
 from plait.runtime.sinks import Sink
-from plait.sql.partners import Partners
 from plait.sql.residual import Residual, Source, finish, merged
 from plait.state.manifest import Manifest, ManifestLog, ResultFile
 
@@ -149,18 +149,21 @@ class Committed:
 
     def count(self, source: Source) -> int:
         """Rows in its files."""
-        return sum(file.rows for file in self.live.files.get(source.name, ()))
+        return self._count(source.name)
+
+    def _count(self, source: str) -> int:
+        return sum(file.rows for file in self.live.files.get(source, ()))
 
     def passing(self, source: Source, asked: Sequence[Partners]) -> DataFrame | None:
         """Told here, where all are small and few rows pass."""
-        sources = (source, *(partners.other for partners in asked))
-        queries = [self.rows.plan.query_by_name[s.name] for s in sources]
-        files = [self.live.files.get(s.name, ()) for s in sources]
+        names = (source.name, *(partners.other for partners in asked))
+        queries = [self.rows.plan.query_by_name[name] for name in names]
+        files = [self.live.files.get(name, ()) for name in names]
         if any(q.select or q.where for q in queries) or any(sum(f.bytes for f in fs) > SMALL_BYTES for fs in files):
             return None
         if not files[0]:
             return self.rows.read(source.columns, ())
-        others = [self._others(source, partners) for partners in asked]
+        others = [self._others(source.name, partners) for partners in asked]
         passed: list[pa.Table] = []
         for rows in self.rows.tables(files[0]):
             for partners, other in zip(asked, others, strict=True):
@@ -173,20 +176,20 @@ class Committed:
                 return None
         return self.rows.here(source.columns, pa.concat_tables(passed))
 
-    def _others(self, source: Source, partners: Partners) -> Others:
+    def _others(self, source: str, partners: Partners) -> Others:
         """The rows that may be partners; of a long side only those with a key that occurs in the source."""
         parts = list(self._columns(partners.other, partners.columns))
         if not parts:
             return Others(partners, None)
-        if self.count(partners.other) > self.count(source):
+        if self._count(partners.other) > self._count(source):
             keys = pa.concat_tables(self._columns(source, [partners.key[0]])).column(0).unique()
             parts = [part.filter(pc.is_in(part.column(partners.key[1]).cast(keys.type), keys)) for part in parts]
         return Others(partners, pa.concat_tables(parts))
 
-    def _columns(self, source: Source, names: list[str]) -> Iterator[pa.Table]:
+    def _columns(self, source: str, names: list[str]) -> Iterator[pa.Table]:
         """Some columns of a source's rows, file by file, in the types of the first."""
         schema: pa.Schema | None = None
-        for table in self.rows.tables(self.live.files.get(source.name, ()), names):
+        for table in self.rows.tables(self.live.files.get(source, ()), names):
             schema = schema or table.schema
             yield table.cast(schema)
 
@@ -294,10 +297,10 @@ def output_mode(name: str, residual: Residual | None, asked: str | None) -> str:
         raise QueryError("OUTPUT_MODE", f"there is no output mode {asked!r}", f"use one of: {', '.join(MODES)}")
     if asked not in possible:
         what = "rows that are final as soon as they are joined" if residual is None else "an answer that changes"
-        windows = ", or group by window(…) of a stream's event time with a watermark" if asked == "append" else ""
+        windows = "; or group by window(…) of a stream's event time with a watermark" if asked == "append" else ""
         raise QueryError(
             "OUTPUT_MODE",
             f"query {name!r} gives {what}, which has no output mode {asked!r}",
-            f"leave it out, use {' or '.join(possible)}{windows}",
+            f"leave it out, or use {' or '.join(possible)}{windows}",
         )
     return asked

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from plait.kernels.probe import gather_ranges
 from plait.query.expr import ColumnRef
+from plait.query.partners import OWN, Partners
 from plait.runtime.evaluate import values
-from plait.sql.partners import OWN, Partners
 from plait.state.columns import single
 
 MOST_PAIRS = 1 << 22

@@ -14,9 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
-from plait.query.expr import ColumnRef
+from plait.query.expr import Call, ColumnRef
+from plait.query.partners import OTHER, OWN, Partners, key_of
 from plait.sql.expressions import Column, Node, conjuncts
 from plait.sql.logical import WITH_SUBQUERIES, Logical, Rewrite
 from plait.sql.maintain import Maintained, maintained
@@ -34,7 +36,7 @@ from plait.sql.multiway import (
     leaf_of,
     multiway_join,
 )
-from plait.sql.partners import OTHER, OWN, Partners, partners_of
+from plait.sql.native import Translator
 from plait.sql.refusals import not_a_stream, refused_subquery
 from plait.sql.residual import Asked, Operator, Recipe, Rows, Source, Split
 
@@ -216,7 +218,15 @@ def _partners(left: Rows, right: Recipe, conditions: tuple[Node, ...], wanted: b
     def column(node: Node) -> ColumnRef | None:
         return next((ref for side, rows in sides.items() if (ref := rows.column(node.jvm, side))), None)
 
-    return partners_of(right.source, conditions, column, wanted)
+    translate = Translator(column)
+    told = [expression for expression in map(translate, conditions) if expression is not None]
+    keys = [(place, key) for place, expression in enumerate(told) if (key := key_of(expression)) is not None]
+    if not keys or len(told) < len(conditions):
+        return None
+    first, key = keys[0]
+    rest = [expression for place, expression in enumerate(told) if place != first]
+    both = reduce(lambda a, b: Call("and", (a, b), "boolean"), rest) if rest else None
+    return Partners(right.source.name, key, both, wanted)
 
 
 def equal_columns(join: MultiwayJoin, column: Column) -> set[Column]:

@@ -21,12 +21,12 @@ from pyspark.sql import functions as F
 
 from plait.query.expr import Call, ColumnRef
 from plait.query.graph import JoinGraph
+from plait.query.partners import OTHER, OWN, Partners, key_of
 from plait.query.plan import QueryPlan
 from plait.sql.closing import Closing
 from plait.sql.logical import Logical
 from plait.sql.maintain import Maintained
 from plait.sql.multiway import MultiwayJoin, items
-from plait.sql.partners import OTHER, OWN, Partners, key_of
 
 _FEWER = 4
 """A right side is cut down if the left has so many times fewer rows."""
@@ -137,7 +137,7 @@ class Asked:
             by, column = left.column(mine, OTHER), right.column(theirs, OWN)
             if by is not None and column is not None:
                 same = key_of(Call("=", (column, by), "boolean"))
-                return None if same is None else frames.passing(right.source, [Partners(left.source, same)])
+                return None if same is None else frames.passing(right.source, [Partners(left.source.name, same)])
         return None
 
 

@@ -1,29 +1,22 @@
-"""A semi or anti join whose answer can be told from the rows themselves, without Spark."""
+"""A question that can be told from the rows themselves: which rows of one source have a partner in another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import reduce
-from typing import TYPE_CHECKING
 
 from plait.query.expr import Call, ColumnRef, Expr, columns_of
 from plait.query.graph import is_key_type
-from plait.sql.expressions import Node
-from plait.sql.native import Translator
-
-if TYPE_CHECKING:
-    from plait.sql.residual import Source
 
 OWN, OTHER = "own", "other"
 """Whose columns a condition reads: of the rows that are asked about, of those that may be their partners."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Partners:
     """What makes a row of another source the partner of a row, and whether rows with partners are wanted."""
 
-    other: Source
+    other: str
+    """The source's name."""
     key: tuple[str, str]
     """Columns that must be equal: the row's, the other's."""
     condition: Expr | None = None
@@ -35,22 +28,6 @@ class Partners:
         """What is read of the other."""
         read = () if self.condition is None else columns_of(self.condition)
         return list(dict.fromkeys((self.key[1], *(ref.column for ref in read if ref.alias == OTHER))))
-
-
-def partners_of(
-    other: Source, conditions: Iterable[Node], column: Callable[[Node], ColumnRef | None], wanted: bool
-) -> Partners | None:
-    """From conditions that all hold; `column` says which column of which side a node is.  None if that needs Spark."""
-    translate = Translator(column)
-    made = [(translate(node), node) for node in conditions]
-    told = [expression for expression, _ in made if expression is not None]
-    keys = {place: key for place, expression in enumerate(told) if (key := key_of(expression)) is not None}
-    if not keys or len(told) < len(made):
-        return None
-    first = next(iter(keys))
-    rest = [expression for place, expression in enumerate(told) if place != first]
-    both = reduce(lambda a, b: Call("and", (a, b), "boolean"), rest) if rest else None
-    return Partners(other, keys[first], both, wanted)
 
 
 def key_of(condition: Expr) -> tuple[str, str] | None:
