@@ -333,7 +333,8 @@ def _draw_rest(draw: st.DrawFn, builder: Builder, choose: random.Random, windows
                 lower, upper = sorted((choose.randint(-9, 2), choose.randint(-2, 9)))
                 low = None if choose.random() < 0.1 else lower * SECOND
                 high = None if choose.random() < 0.1 else upper * SECOND
-                builder.windows.append(Window(builder.ref(one, "ts"), builder.ref(other, "ts"), low, high))
+                if (low, high) != (None, None):
+                    builder.windows.append(Window(builder.ref(one, "ts"), builder.ref(other, "ts"), low, high))
     builder.outputs = [builder.ref(alias, "id") for alias in aliases]
     for alias in aliases:
         columns = [c for c, _ in builder.relations[dict(builder.aliases)[alias]].columns]

@@ -30,6 +30,7 @@ def joined(windows: dict[tuple[str, str], Bounds], names: str = NAMES) -> JoinGr
         tuple(
             Window(ColumnRef(x, "ts", "timestamp"), ColumnRef(y, "ts", "timestamp"), *bounds)
             for (x, y), bounds in windows.items()
+            if bounds != (None, None)
         ),
     )
 

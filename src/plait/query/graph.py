@@ -60,12 +60,18 @@ class Equality:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`lower ≤ left − right ≤ upper` in microseconds of event time; None is unbounded."""
+    """`lower ≤ left − right ≤ upper` in microseconds of event time; None is unbounded, but not both are.
+
+    So a row without event time is in no window.
+    """
 
     left: ColumnRef
     right: ColumnRef
     lower_us: int | None
     upper_us: int | None
+
+    def __post_init__(self) -> None:
+        assert (self.lower_us, self.upper_us) != (None, None), "a window without bounds would still drop NULLs"
 
     def __str__(self) -> str:
         low = "-∞" if self.lower_us is None else f"{self.lower_us / 1e6:g} s"
