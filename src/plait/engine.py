@@ -120,12 +120,12 @@ class Engine:
         self._refuse_tables_only(name, read)
         with_ttls({**self._graphs, **read.graphs}, self._relations)
         mode = choose_mode(name, read.residual, output_mode)
-        final_us = self._final_us(name, read.residual) if mode == "append" and read.residual is not None else 0
+        wait_us = self._final_us(name, read.residual) if mode == "append" and read.residual is not None else 0
         self._queries[name] = read
         self._graphs |= read.graphs
         self._sinks |= {graph: Keep() for graph in read.graphs}
         if read.residual is not None:
-            self._answers[name] = Answer(name, read.residual, mode, Keep(), final_us)
+            self._answers[name] = Answer(name, read.residual, mode, Keep(), wait_us)
             _warn_of_recomputation(name, read.residual)
         self._planner = None
         return QueryHandle(self, name)

@@ -167,6 +167,8 @@ def test_groups_that_are_never_final_have_no_append_mode(spark: SparkSession, tm
             f"SELECT {window}, count(*) FROM o JOIN p ON o.k = p.k GROUP BY {window}": "is ever final",
             f"SELECT {window}, count(*) FROM o JOIN p ON o.k = p.k AND p.ts >= o.ts GROUP BY {window}": "is ever final",
             "SELECT g, count(*) FROM o GROUP BY g": "an answer that changes",
+            "SELECT window(ts - INTERVAL 1 HOUR, '5 minutes'), count(*) FROM o GROUP BY 1": "an answer that changes",
+            "SELECT window(t, '5 minutes'), count(*) FROM (SELECT ts - INTERVAL 1 DAY t FROM o) GROUP BY 1": "changes",
             "SELECT date(ts), count(*) FROM o GROUP BY date(ts)": "an answer that changes",
             "SELECT window(ts, '5 minutes', '1 minute') AS w, count(*) FROM o GROUP BY 1": "an answer that changes",
             f"SELECT {window}, count(*) AS n FROM o GROUP BY {window} ORDER BY n LIMIT 3": "an answer that changes",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.query.relation import Relation
-from plait.sql.expressions import SKIPPED
+from plait.sql.expressions import SKIPPED, Node
 from plait.sql.logical import Logical
 from plait.sql.maintain import Maintained
 from plait.sql.multiway import MultiwayJoin, items
@@ -67,6 +67,11 @@ def _is_window(column: Any) -> bool:
     return all((end.child() if end.nodeName() in SKIPPED else end).nodeName() == _INTERNAL for end in ends)
 
 
+def _is_of_column(window: Node) -> bool:
+    """Whether it is a window of the column itself: that of `ts - INTERVAL 1 HOUR` ends before its rows have come."""
+    return all(node.args[0].column is not None for node in window.walk() if node.name == "UnixMicros")
+
+
 def closing_of(
     kept: Maintained,
     join: MultiwayJoin,
@@ -90,6 +95,6 @@ def closing_of(
             continue
         if node.column is not None and node.type == "timestamp":
             return Closing(number, None, names[column.leaf])
-        if id in windows:
+        if id in windows and _is_of_column(node):
             return Closing(number, "end", names[column.leaf])
     return None
