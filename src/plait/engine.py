@@ -32,6 +32,7 @@ from plait.runtime.deliver import catch_up
 from plait.runtime.epoch import Driver, refuse_gap, run_epoch
 from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
+from plait.runtime.session import forget_origins
 from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
 from plait.share.reoptimise import Planner
 from plait.share.retention import final_us, with_ttls
@@ -211,6 +212,7 @@ class Engine:
                 cause = f"every={every!r} is not a time between epochs"
                 raise StreamError("TRIGGER", cause, 'write, for example, "1 second"') from error
         self._check_catalog(plan)
+        forget_origins(self.spark)
         try:
             catch_up(driver)
             self._run = Run(writer.start(), driver)

@@ -19,7 +19,7 @@ from plait.query.expr import Call, ColumnRef, Literal
 from plait.query.grouping import COUNT, MAX, MIN, SUM, Grouping, GroupKey, GroupValue
 from plait.query.plan import Emit, SlotColumn
 from plait.runtime.frames import Partial, Slot
-from plait.runtime.grouped import GroupWriter, grouped, merged
+from plait.runtime.grouped import GroupWriter, grouped, having, merged
 from plait.state.files import LocalFiles
 from plait.state.manifest import ResultFile
 from tests.oracle import plain
@@ -118,6 +118,19 @@ def test_no_keys_are_one_group() -> None:
     found = grouped(table([("ann", None, None, None, 1)] * 3), counting)
     assert found is not None
     assert found.to_pylist() == [{"p0": 3}]
+
+
+def test_having_keeps_what_fulfils_all_conditions_and_what_only_spark_can_judge() -> None:
+    rows = pa.table({"g0": [1, 2, 3, None], "p0": [2**62, None, 5, 7]})
+    g0, p0 = ColumnRef("", "g0", "bigint"), ColumnRef("", "p0", "bigint")
+    above = Call(">", (p0, Literal(4, "bigint")), "boolean")
+    assert having(rows, []).to_pydict() == rows.to_pydict()
+    assert having(rows, [above]).to_pydict() == {"g0": [1, 3, None], "p0": [2**62, 5, 7]}
+    assert having(rows, [above, Call("isnotnull", (g0,), "boolean")]).to_pydict() == {"g0": [1, 3], "p0": [2**62, 5]}
+    # Doubling the first value leaves its type: nobody is dropped, Spark will say what that means.
+    doubled = Call(">", (Call("*", (p0, Literal(4, "bigint")), "bigint"), g0), "boolean")
+    assert having(rows, [doubled]).to_pydict() == rows.to_pydict()
+    assert having(rows, [doubled, above]).num_rows == 3
 
 
 def test_groups_without_values_are_the_distinct_keys() -> None:

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.errors import RecomputationWarning
+from plait.query.narrowing import Narrowing
 from plait.query.partners import Partners
 from plait.runtime import answers
 from plait.sql.residual import Source
@@ -58,6 +59,11 @@ COMPLETE = {
     "HAVING sum(w) > 8) GROUP BY s.k, s.g",
     "anti_of_groups": f"SELECT s.k, t.n, count(*) AS n {JOIN} WHERE NOT EXISTS (SELECT 1 FROM s z WHERE z.v = t.k "
     "AND z.g = t.n) AND s.g IS NOT NULL GROUP BY s.k, t.k, t.n",
+    "semi_of_semi": f"SELECT s.k, count(*) AS n, sum(s.d) AS total {JOIN} WHERE s.k IN (SELECT k FROM t WHERE k IN "
+    "(SELECT k FROM s WHERE g IS NOT NULL GROUP BY k HAVING count(v) > 3 AND max(x) > 1) GROUP BY k HAVING sum(w) > 5) "
+    "GROUP BY s.k HAVING sum(s.d) > 12.50 OR count(*) < 9",
+    "anti_of_having": f"SELECT s.k, count(*) AS n {JOIN} WHERE NOT EXISTS (SELECT 1 FROM (SELECT k, sum(w) AS total "
+    "FROM t GROUP BY k HAVING sum(w) > 8) z WHERE z.k = s.k) GROUP BY s.k",
     "few_asked": f"SELECT s.id, t.id AS other {JOIN} WHERE s.v > 4 AND EXISTS (SELECT 1 FROM t z WHERE z.k = s.k AND "
     "z.id <> t.id) AND NOT EXISTS (SELECT 1 FROM t z WHERE z.k + 1 = s.v AND z.w > t.w)",
     "not_in": "SELECT id FROM s WHERE v NOT IN (SELECT w FROM t WHERE n = 'p')",
@@ -120,6 +126,8 @@ class History:
     """Epochs in which partial files were merged."""
     told: set[str] = field(default_factory=set)
     """Queries whose semi and anti joins were told without Spark."""
+    narrowed: dict[str, int] = field(default_factory=dict)
+    """By source of which few groups matter: how many of them were found to, at last."""
 
     def expected(self, sql: str, epochs: int) -> list[tuple[Any, ...]]:
         """What DuckDB answers over the first epochs."""
@@ -199,15 +207,24 @@ def run_twice(spark: SparkSession, home: Path, queries: dict[str, str]) -> Histo
             found.told.add(source.name.partition(".")[0])
         return frame
 
-    original = answers.Committed.passing
+    def groups(self: answers.Committed, source: str, narrowing: Narrowing) -> pa.Table | None:
+        table = all_groups(self, source, narrowing)
+        if narrowing and table is not None:
+            found.narrowed[source] = len(table)
+        return table
+
+    original, all_groups = answers.Committed.passing, answers.Committed._groups
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers.Committed, "passing", passing)
+        patch.setattr(answers.Committed, "_groups", groups)
         arrive(found.streams, 1)
         arrive(found.streams, 2)
         run(LABELS)
         arrive(found.streams, 3)
         arrive(found.streams, 4)
         patch.setattr(answers, "MERGE_FILES", 2)
+        # Hardly anything is few now.
+        patch.setattr(answers, "FEW_BYTES", 100)
         # Other rows than before: a table that is read again would show.
         run([(k, "read twice") for k in range(5)])
     return found
@@ -234,6 +251,12 @@ def check(history: History, name: str, sql: str) -> None:
 def test_semi_and_anti_joins_of_few_rows_are_told_without_spark(history: History) -> None:
     assert {"semi", "anti"} <= history.told
     assert not history.told & {"not_in", "left_join"}, "what needs Spark is left to it"
+
+
+def test_groups_that_cannot_pass_are_not_shown_to_spark(history: History) -> None:
+    for name in ("having", "semi_of_groups"):
+        assert len(history.results[name]) in {n for s, n in history.narrowed.items() if s.startswith(f"{name}.")}
+    assert not any(source.startswith(("groups.", "anti_of_groups.")) for source in history.narrowed)
 
 
 @pytest.mark.parametrize("name", ORDERED)

@@ -108,3 +108,5 @@ class Observed:
     samples: list[Sample] = field(default_factory=list)
     max_event_ms: dict[str, int] = field(default_factory=dict)
     """Per stream the latest event time so far, where it has one."""
+    exchanged: bool = True
+    """Whether tuples that travelled went from task to task; one task passes them on to itself."""

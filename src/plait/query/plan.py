@@ -219,6 +219,10 @@ class Input:
     needed: str | None = None
     """SQL over the stream's columns: rows for which it is true when they arrive outlive the TTL."""
 
+    def travels_whole(self, tasks: int) -> bool:
+        """Whether rows leave the source once, unsorted, for all edges: one task owns all keys."""
+        return tasks == 1 and len(self.edges) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:

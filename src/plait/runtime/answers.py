@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from plait.errors import QueryError
+from plait.query.narrowing import Among, Narrowing
 from plait.query.partners import Partners
 from plait.runtime import grouped
 from plait.runtime.partners import Others
@@ -38,6 +39,8 @@ MERGE_FILES = 8
 MOST_FILES = 64
 FEW_BYTES = 1 << 20
 """Groups that come to so much are held, and handed to Spark as they are instead of as files."""
+HELD_BYTES = 64 << 20
+"""Groups of a source of which few matter are held up to so much."""
 
 
 @dataclass
@@ -45,24 +48,38 @@ class Groups:
     """What the groups of sources have come to, held here while they are few: made from files, and lost without harm."""
 
     held: dict[str, tuple[tuple[str, ...], pa.Table]] = field(default_factory=dict)
+    parts: dict[str, dict[str, pa.Table]] = field(default_factory=dict)
+    """By source and file: partial rows as they are."""
+    wide: set[str] = field(default_factory=set)
+    """Sources of which too many groups matter for telling here which do."""
 
-    def of(self, source: str, files: tuple[ResultFile, ...], rows: ResultRows) -> pa.Table | None:
-        """The merged rows of these files; None where that is much, or for Spark to merge."""
+    def of(
+        self, source: str, files: tuple[ResultFile, ...], rows: ResultRows, most: int = FEW_BYTES
+    ) -> pa.Table | None:
+        """The merged rows of these files, held if they come to `most` bytes; None if that is for Spark to merge."""
         grouping = rows.plan.query_by_name[source].grouping
         paths = tuple(file.path for file in files)
         known, table = self.held.pop(source, ((), None))
-        if grouping is None or not all(file.whole or file.grouped for file in files):
-            return None
-        if sum(file.bytes for file in files) > SMALL_BYTES:
+        if grouping is None or not mergeable(files):
             return None
         if table is None or paths[: len(known)] != known:
             known, table = (), None
         if paths != known:
             parts = list(rows.tables(files[len(known) :]))
             table = grouped.merged(parts if table is None else [table, *parts], grouping)
-        if table is not None and table.nbytes <= FEW_BYTES:
+        if table is not None and table.nbytes <= most:
             self.held[source] = paths, table
         return table
+
+    def unmerged(self, source: str, files: tuple[ResultFile, ...], rows: ResultRows) -> list[pa.Table]:
+        """The partial rows of these files."""
+        known = self.parts.pop(source, {})
+        new = [file for file in files if file.path not in known]
+        known |= {file.path: table for file, table in zip(new, rows.tables(new), strict=True)}
+        held = {file.path: known[file.path] for file in files}
+        if sum(table.nbytes for table in held.values()) <= HELD_BYTES:
+            self.parts[source] = held
+        return list(held.values())
 
 
 @dataclass
@@ -137,15 +154,38 @@ class Committed:
         every = [file for s in self.residual.sources for file in self.live.files.get(s.name, ())]
         return read(self.residual, source, self.rows, self.live.files.get(source.name, ()), every)
 
-    def merged(self, source: Source) -> DataFrame:
+    def merged(self, source: Source, narrowing: Narrowing) -> DataFrame:
         """Merged by Spark; few groups are merged here, which spares reading their files and a part of the plan."""
         assert source.maintained is not None
-        files = self.live.files.get(source.name, ())
-        few = sum(file.bytes for file in files) <= FEW_BYTES
-        table = self.live.groups.of(source.name, files, self.rows) if few else None
+        name, groups = source.name, self.live.groups
+        few = sum(file.bytes for file in self.live.files.get(name, ())) <= FEW_BYTES
+        table = self._groups(name, narrowing) if few or (narrowing and name not in groups.wide) else None
         if table is not None and table.nbytes <= FEW_BYTES:
             return self.rows.here(source.columns, table)
+        if table is not None:
+            groups.wide.add(name)
         return merged(self(source), source.maintained)
+
+    def _groups(self, source: str, narrowing: Narrowing) -> pa.Table | None:
+        """The merged rows of a source that a narrowing keeps; None if that is for Spark to say."""
+        files, groups = self.live.files.get(source, ()), self.live.groups
+        grouping = self.rows.plan.query_by_name[source].grouping
+        keys = {among: self._keys(among) for among in narrowing.among}
+        known = {among.column: values for among, values in keys.items() if values is not None}
+        if not known or grouping is None or not mergeable(files):
+            table = groups.of(source, files, self.rows, HELD_BYTES if narrowing else FEW_BYTES)
+        else:
+            # All partial rows of a group have its key: what is not needed is not merged.
+            parts = groups.unmerged(source, files, self.rows)
+            for column, values in known.items():
+                parts = [p.filter(pc.is_in(p.column(column), values.cast(p.schema.field(column).type))) for p in parts]
+            table = grouped.merged(parts, grouping)
+        return None if table is None else grouped.having(table, narrowing.having)
+
+    def _keys(self, among: Among) -> pa.Array | None:
+        """The values that a column of the group may have."""
+        others = self._groups(among.other, among.narrowing)
+        return None if others is None else others.column(among.others).unique()
 
     def count(self, source: Source) -> int:
         """Rows in its files."""
@@ -208,7 +248,7 @@ class Changed(Committed):
         same = [frame[key].eqNullSafe(touched[f"n{key}"]) for key in keys]
         return frame.join(touched, same, "left_semi") if keys else frame
 
-    def merged(self, source: Source) -> DataFrame:
+    def merged(self, source: Source, narrowing: Narrowing) -> DataFrame:
         """Merged by Spark."""
         assert source.maintained is not None
         return merged(self(source), source.maintained)
@@ -222,11 +262,11 @@ class Closed(Committed):
     since_ms: int | None
     """Only those that were not closed when this was the watermark."""
 
-    def merged(self, source: Source) -> DataFrame:
+    def merged(self, source: Source, narrowing: Narrowing) -> DataFrame:
         """All rows of closed groups have been committed, so these are their last values."""
         assert source.maintained is not None
         assert source.closing is not None
-        groups, now = super().merged(source), self.live.watermark_ms
+        groups, now = super().merged(source, narrowing), self.live.watermark_ms
         end = groups[source.maintained.keys[source.closing.key]]
         closed_us = F.unix_micros(end if source.closing.field is None else end[source.closing.field]) + self.final_us
         if now is None:
@@ -286,6 +326,11 @@ def read(
         frames.append(joined if source.maintained is None else residual.partial(source, joined))
     found = reduce(DataFrame.union, frames)
     return found.coalesce(1) if small else found
+
+
+def mergeable(files: Sequence[ResultFile]) -> bool:
+    """Whether files hold groups, and not too many to be merged here."""
+    return all(file.whole or file.grouped for file in files) and sum(file.bytes for file in files) <= SMALL_BYTES
 
 
 def output_mode(name: str, residual: Residual | None, asked: str | None) -> str:

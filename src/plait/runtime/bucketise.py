@@ -3,6 +3,9 @@
 Spark sees `df.where(filters).select(columns)`, so filters and column pruning reach the source.  The Python side
 gets only the columns the plan needs.  What changes from epoch to epoch (number of tasks, watermark, clock) arrives
 as a local property of the Spark job, so the streaming query itself is planned once.
+
+A stream with several keys is sorted by each of them, and travels as often.  Where one task owns all keys it travels
+once, as it came, and is sorted there: `cuts`.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +24,7 @@ from pyspark.sql import functions as F
 
 from plait.kernels import U64
 from plait.query.plan import ARRIVED, FOREVER, HASH, MASK, NEEDED, IngestEdge, Input
-from plait.runtime.exchange import SCHEMA, Outbox
+from plait.runtime.exchange import SCHEMA, Cut, Outbox
 from plait.state.columns import single, take
 from plait.state.keys import hash_key, null_rows
 
@@ -102,12 +106,27 @@ def buckets(batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochP
     for table in _slices(batches):
         outbox = Outbox()
         timely = _drop_late(table, source, parameters, counted)
-        for edge in source.edges:
-            outbox.ship(edge.id, _bucket(timely, source, edge, parameters), parameters.tasks)
+        if source.travels_whole(parameters.tasks):
+            outbox.ship_to(0, source.edges[0].id, timely)
+        else:
+            for edge in source.edges:
+                outbox.ship(edge.id, _bucket(timely, source, edge, parameters.clock_us), parameters.tasks)
         yield from outbox.batches()
     outbox = Outbox()
     outbox.note(0, kind="source", **asdict(counted))
     yield from outbox.batches()
+
+
+def cuts(inputs: Iterable[Input], tasks: int, clock_us: int) -> dict[int, Cut]:
+    """By edge, how a task of an epoch sorts the rows that sources send it whole."""
+
+    def cut(source: Input, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+        for edge in source.edges:
+            bucket = _bucket(rows, source, edge, clock_us)
+            if bucket.num_rows:
+                yield edge.id, bucket
+
+    return {source.edges[0].id: partial(cut, source) for source in inputs if source.travels_whole(tasks)}
 
 
 @dataclass
@@ -158,18 +177,18 @@ def spread(rows: int) -> U64:
     return np.arange(rows, dtype=np.uint64) * np.uint64((2**64 - 1) // max(rows, 1))
 
 
-def _bucket(table: pa.Table, source: Input, edge: IngestEdge, parameters: EpochParameters) -> pa.Table:
+def _bucket(table: pa.Table, source: Input, edge: IngestEdge, clock_us: int) -> pa.Table:
     """The rows that can be joined on this edge's key, sorted by its hash, with the columns that travel."""
     nulls = null_rows(table, edge.key) if edge.key.columns else None
     if nulls is not None:
         table = table.filter(pa.array(~nulls))
     # Rows that travel without a key are dealt out evenly.
     hashes = hash_key(table, edge.key) if edge.key.columns else spread(table.num_rows)
-    order = np.argsort(hashes, kind="stable")
+    order = np.argsort(hashes)
     names = [*source.travelling, *([MASK] if len(source.filters) > 1 else [])]
     arrays = [pa.array(hashes[order]), *take([single(table.column(name)) for name in names], order)]
     if source.ttl_us is not None:
-        arrived = np.full(len(order), parameters.clock_us, np.int64)
+        arrived = np.full(len(order), clock_us, np.int64)
         if source.needed is not None:
             arrived[single(table.column(NEEDED)).to_numpy(zero_copy_only=False)[order]] = FOREVER
         arrays.append(pa.array(arrived))

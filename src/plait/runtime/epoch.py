@@ -49,6 +49,9 @@ def system_clock() -> int:
 
 EXCHANGE_SECONDS = 0.1
 """What Spark needs for an exchange between tasks, however little travels."""
+BYTES_PER_SECOND = 8e6
+"""What a task joins of what Spark expects of sources, until the first epoch of a run has told: columns that are read of
+compressed files, or for ever where Spark knows nothing."""
 _IDLE_MERGE_SECONDS = 0.05
 """Merging that a task may do even where epochs take no time."""
 
@@ -100,17 +103,21 @@ class Driver:
     """What the last epoch took: merging gets its share of as much."""
     arriving: Mapping[int, float] = field(default_factory=dict)
     """Which share of its keys got as far as a node of the plan, in the last epoch."""
-    last_work: float = float("inf")
-    """Seconds that the tasks of the last epoch worked, all together."""
+    last_work: float | None = None
+    """Seconds that the tasks of the last epoch worked, all together; before the first, as many as are expected."""
 
     @property
     def tasks(self) -> int:
         """Join tasks of the next epoch: one, where exchanges would take longer than more tasks save."""
         if self.config.tasks is not None:
             return self.config.tasks
-        parallel = self.spark.sparkContext.defaultParallelism
-        saved = self.last_work * (1 - 1 / parallel)
-        return 1 if saved < (self.plan.hops - 1) * EXCHANGE_SECONDS else parallel
+        saved = (self.last_work or 0.0) * (1 - 1 / self.parallel)
+        return 1 if saved < (self.plan.hops - 1) * EXCHANGE_SECONDS else self.parallel
+
+    @property
+    def parallel(self) -> int:
+        """Tasks that run at the same time."""
+        return int(self.spark.sparkContext.defaultParallelism)
 
 
 @dataclass
@@ -162,13 +169,15 @@ def run_epoch(driver: Driver, buckets: DataFrame, number: int) -> None:
         start = time.perf_counter()
         step(epoch)
         epoch.seconds[step.__name__] = time.perf_counter() - start
-    driver.last_work = sum(epoch.account.seconds.values())
+    driver.last_work = _work(epoch)
     epoch.seconds["total"] = driver.last_seconds = time.perf_counter() - begun
 
 
 def prepare(epoch: Epoch) -> None:
     """Fixes what the epoch works on: tasks, clock, live segments, and the merges it does on the way."""
     driver = epoch.driver
+    if driver.last_work is None:
+        driver.last_work = _expected_work(epoch)
     live, plan = driver.live, driver.plan
     clock_us = max(live.clock_us, driver.clock())
     segments: dict[str, tuple[SegmentInfo, ...]] = {}
@@ -317,6 +326,18 @@ def observe(epoch: Epoch) -> None:
         )
 
 
+def _expected_work(epoch: Epoch) -> float:
+    """Seconds that tasks will work for the first epoch of a run, by the size of what arrives."""
+    tables = epoch.driver.tables if epoch.number == 0 else None
+    arriving: list[Any] = [df._jdf for df in (epoch.buckets, tables) if df is not None]
+    return sum(int(df.queryExecution().optimizedPlan().stats().sizeInBytes()) for df in arriving) / BYTES_PER_SECOND
+
+
+def _work(epoch: Epoch) -> float:
+    """Seconds that tasks worked, as far as more tasks would share it: segments are written beside the join."""
+    return sum(seconds for name, seconds in epoch.account.seconds.items() if name != "append")
+
+
 def _tier_0(live: Mapping[str, Sequence[SegmentInfo]], fan_in: int) -> int:
     """Bytes that tier 0 comes to when it is full, by what the last epoch has added."""
     new = [info for infos in live.values() for info in infos if info.tier == 0]
@@ -357,6 +378,7 @@ def _adapt(epoch: Epoch) -> dict[str, Any]:
         stores=stores,
         samples=account.samples,
         max_event_ms=driver.live.max_event_ms,
+        exchanged=epoch.task is None or epoch.task.tasks > 1,
     )
     if driver.planner.observe(observed, time.monotonic()):
         driver.plan = driver.planner.plan

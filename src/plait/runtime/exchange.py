@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +40,12 @@ DESCRIPTOR = -1
 _ARROW = pa.schema([("task", pa.int32()), ("edge", pa.int32()), ("payload", pa.binary())])
 _BUCKET_BYTES = 2 << 20
 """Of a bucket, at most: Java holds several copies of those under way."""
+_CUT_BYTES = 16 << 20
+"""Of rows that have come unsorted, so many are sorted at a time."""
+
+T = TypeVar("T")
+Cut = Callable[[pa.Table], Iterable[tuple[int, pa.Table]]]
+"""Rows of a source as buckets, each with its edge."""
 
 
 def exchange(rows: DataFrame, tasks: int) -> DataFrame:
@@ -75,14 +82,16 @@ class Outbox:
             return
         owners = owner(table.column(HASH).to_numpy(), tasks)
         bounds = np.searchsorted(owners, np.arange(tasks + 1))
-        per_row = max(1, table.nbytes // table.num_rows)
-        step = max(1, _BUCKET_BYTES // per_row)
-        for task in range(tasks):
-            for begin in range(int(bounds[task]), int(bounds[task + 1]), step):
-                end = min(begin + step, int(bounds[task + 1]))
-                bucket = table.slice(begin, end - begin)
-                self.held += bucket.nbytes
-                self.rows.append((task, edge, bucket if self.held <= self.limit else self.spill.add(encode(bucket))))
+        for task, (begin, end) in enumerate(pairwise(bounds.tolist())):
+            self.ship_to(task, edge, table.slice(begin, end - begin))
+
+    def ship_to(self, task: int, edge: int, table: pa.Table) -> None:
+        """Sends tuples to one task, in buckets of bounded size."""
+        step = max(1, _BUCKET_BYTES // max(1, table.nbytes // max(1, table.num_rows)))
+        for begin in range(0, table.num_rows, step):
+            bucket = table.slice(begin, step)
+            self.held += bucket.nbytes
+            self.rows.append((task, edge, bucket if self.held <= self.limit else self.spill.add(encode(bucket))))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """What Spark gets: record batches of bounded size.  The outbox is empty afterwards."""
@@ -131,11 +140,31 @@ class Inbox:
     """Of all buckets."""
 
     @classmethod
-    def read(cls, batches: Iterable[pa.RecordBatch], limit: float = float("inf")) -> Inbox:
-        """Takes in everything that arrived; beyond `limit` bytes it goes to disk and is mapped from there."""
+    def read(
+        cls, batches: Iterable[pa.RecordBatch], limit: float = float("inf"), cuts: Mapping[int, Cut] | None = None
+    ) -> Inbox:
+        """Takes in everything that arrived; beyond `limit` bytes it goes to disk and is mapped from there.
+
+        Rows on edges with a cut have come unsorted: they are cut into buckets here.
+        """
+        cuts = cuts or {}
         inbox = cls()
         spill = Spill()
         spilled: list[tuple[int, Spilled]] = []
+        waiting: dict[int, list[pa.Table]] = {}
+
+        def take_in(edge: int, size: int, table: Callable[[], pa.Table], data: Callable[[], bytes | pa.Buffer]) -> None:
+            inbox.bytes += size
+            if inbox.bytes <= limit:
+                inbox.buckets.setdefault(edge, []).append(table())
+            else:
+                spilled.append((edge, spill.add(data())))
+
+        def cut(edge: int) -> None:
+            rows = pa.concat_tables(waiting.pop(edge)).combine_chunks()
+            for its, bucket in cuts[edge](rows):
+                take_in(its, bucket.nbytes, partial(_itself, bucket), partial(encode, bucket))
+
         for batch in batches:
             edges = batch.column(1).to_pylist()
             for edge, payload in zip(edges, batch.column(2), strict=True):
@@ -143,11 +172,14 @@ class Inbox:
                     inbox.notes.append(payload.as_py())
                     continue
                 data = payload.as_buffer()
-                inbox.bytes += data.size
-                if inbox.bytes <= limit:
-                    inbox.buckets.setdefault(edge, []).append(decode(data))
-                else:
-                    spilled.append((edge, spill.add(data)))
+                if edge not in cuts:
+                    take_in(edge, data.size, partial(decode, data), partial(_itself, data))
+                    continue
+                waiting.setdefault(edge, []).append(decode(data))
+                if sum(table.nbytes for table in waiting[edge]) >= _CUT_BYTES:
+                    cut(edge)
+        for edge in list(waiting):
+            cut(edge)
         content = spill.mapped()
         # The map holds the file; without a name it is gone when the map is.
         spill.clear()
@@ -174,6 +206,10 @@ class Inbox:
                 for edge, parts in self.buckets.items()
             }
             yield {edge: merged(parts) for edge, parts in tables.items() if parts}
+
+
+def _itself(value: T) -> T:
+    return value
 
 
 def _size(kept: bytes | pa.Table | Spilled) -> int:

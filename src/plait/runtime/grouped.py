@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from plait.query.expr import ColumnRef
+from plait.query.expr import ColumnRef, Expr
 from plait.query.grouping import SUM, Grouping
 from plait.query.plan import Emit
 from plait.runtime.evaluate import arrow_type, values
@@ -56,6 +56,21 @@ def merged(parts: Sequence[pa.Table], grouping: Grouping) -> pa.Table | None:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return None if found is None else found.cast(parts[0].schema)
+
+
+def having(rows: pa.Table, conditions: Sequence[Expr]) -> pa.Table:
+    """Of merged rows those that fulfil conditions, and those of which only Spark can say whether they do."""
+    for condition in conditions:
+        table = rows
+
+        def column(ref: ColumnRef, table: pa.Table = table) -> pa.Array:
+            return single(table.column(ref.column))
+
+        try:
+            rows = table.filter(values(condition, column, len(table)))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            continue
+    return rows
 
 
 def _aggregated(

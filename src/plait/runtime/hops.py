@@ -230,7 +230,7 @@ class Prober:
             partial = partial.picked(np.flatnonzero(~nulls))
             table, key = self._probe_key(node, partial)
         hashes = hash_key(table, key)
-        order = np.argsort(hashes, kind="stable")
+        order = np.argsort(hashes)
         needs = node.needs(below=len(partial.slots))
         columns = Partial(hashes, tuple(slot.picked(order) for slot in partial.slots)).columns(needs)
         names = [HASH, *(f"{ref.slot}.{ref.column}" for ref in needs)]

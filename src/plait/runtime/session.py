@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from plait.runtime.java import require_java
@@ -28,6 +31,11 @@ SETTINGS = {
     "spark.sql.streaming.pollingDelay": "1ms",
     # Buckets are Arrow bytes that stay on this machine: compressing them costs more than it saves.
     "spark.shuffle.compress": "false",
+    # Spark never checks these sums, it only explains a failed fetch with them: a file more for every task.
+    "spark.shuffle.checksum.enabled": "false",
+    # With a limit in bytes Spark adds up all columns' sizes after every row: a fifth of what a source task does.  The
+    # limit in rows (maxRecordsPerBatch) stays.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     # Spark's default manager starts a `readlink` process eight times for every log file it renames, 48 an epoch with
     # four sources; this one renames.  Its second checksum file beside Hadoop's own is as dear: 24 threads an epoch.
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -57,3 +65,25 @@ def session(app: str = "plait", master: str | None = None, settings: Mapping[str
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def forget_origins(spark: SparkSession) -> None:
+    """Makes the Hadoop settings of a session of ours small to send: a file source sends all of them in every epoch.
+
+    With each of more than a thousand goes where it was read (`core-default.xml`), compressed by itself: 6 to 10 ms per
+    source.  Only messages about settings use it.  Where Hadoop has no such field, nothing is gained or lost.
+    """
+    if spark.conf.get("spark.python.daemon.module", "") != SETTINGS["spark.python.daemon.module"]:
+        return
+    context: Any = spark.sparkContext
+    with contextlib.suppress(Py4JJavaError):
+        # All defaults first: a file of them that is read later would bring the origins of all others back.
+        context._jvm.org.apache.hadoop.mapreduce.util.ConfigUtil.loadResources()
+        settings = context._jsc.hadoopConfiguration()
+        origins = settings.getClass().getDeclaredField("updatingResource")
+        origins.setAccessible(True)
+        # The look at the field may itself load defaults.
+        for _ in range(3):
+            if settings.size() and not origins.get(settings).size():
+                break
+            origins.get(settings).clear()

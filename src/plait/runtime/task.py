@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
@@ -20,6 +21,7 @@ from pyspark import TaskContext
 from plait.config import KEY_GROUPS
 from plait.kernels import U64
 from plait.query.plan import ARRIVED, HASH, MASK, Emit, IngestEdge, Node, Plan, ProbeTree, Step, Store
+from plait.runtime.bucketise import cuts
 from plait.runtime.exchange import Inbox, Outbox
 from plait.runtime.faults import reached
 from plait.runtime.frames import Frame, Partial, Slot, arrived
@@ -93,7 +95,7 @@ def first_hop(context: EpochTask, task: int | None = None, kind: type[Work] | No
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with _abandoning((kind or Work)(context, _task_number() if task is None else task)) as work:
-            yield from _first(work, Inbox.read(batches, work.inbox_bytes))
+            yield from _first(work, work.received(batches))
 
     return run
 
@@ -119,7 +121,7 @@ def every_hop(context: EpochTask, task: int | None = None) -> TaskFunction:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number = _task_number() if task is None else task
         with _abandoning(Work(context, number)) as work:
-            inbox = Inbox.read(batches, work.inbox_bytes)
+            inbox = work.received(batches)
             if inbox.count(work.inbox_bytes) == 1:
                 yield from _all_here(work, inbox)
                 return
@@ -164,6 +166,8 @@ def _abandoning(work: Work) -> Iterator[Work]:
         for writer in work.writers.values():
             writer.abandon()
         raise
+    finally:
+        work.pen.shutdown(cancel_futures=True)
 
 
 def _task_number() -> int:
@@ -208,6 +212,9 @@ class Work:
         self._loaded: dict[str, MemoryRun] = {}
         """What the pass that is under way has put together, by store."""
         self._new_runs: dict[str, str] = {}
+        # Writing waits for the disk, and Arrow, xxhash and the system calls do without the interpreter's lock.
+        self.pen = ThreadPoolExecutor(1, thread_name_prefix="plait-append")
+        self._being_written: list[Future[SegmentInfo]] = []
         self._metered = replace(METER)
 
     def timed(self, name: str) -> _Timer:
@@ -215,6 +222,11 @@ class Work:
 
     def untimed(self, name: str) -> _Timer:
         return _Timer(self.seconds, name, -1)
+
+    def received(self, batches: Iterable[pa.RecordBatch]) -> Inbox:
+        """What the sources have sent to this task, as sorted buckets."""
+        context = self.context
+        return Inbox.read(batches, self.inbox_bytes, cuts(context.plan.inputs, context.tasks, context.clock_us))
 
     def forward(self, notes: list[bytes]) -> None:
         """Passes descriptors on, and keeps in mind which segments of this epoch lie in this task's key groups."""
@@ -232,6 +244,8 @@ class Work:
             context.home.forget(context.live_paths, time.time() - _YOUNG)
         inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
         for number, tables in enumerate(inbox.slices(self.inbox_bytes, context.groups(self.task))):
+            # No more than one slice waits to be written.
+            self.settle()
             self.current.clear()
             for edge, table in tables.items():
                 self.append(inputs[edge], table)
@@ -259,26 +273,33 @@ class Work:
             yield
 
     def append(self, edge: IngestEdge, table: pa.Table) -> None:
-        """Writes the bucket as a segment of its store."""
+        """Adds the bucket to its store: at once for this task's probes, and as a segment written beside them."""
         if edge.store is None:
             return
-        context = self.context
-        store = context.plan.store_by_id[edge.store]
+        store = self.context.plan.store_by_id[edge.store]
         hashes = table.column(HASH).to_numpy()
         rows = table.select(_stored_columns(store))
+        self.current.setdefault(store.id, []).append(MemoryRun(hashes, rows))
+        run = self._new_runs.setdefault(store.id, new_run())
+        self._being_written.append(self.pen.submit(self._written, store, hashes, rows, run))
+
+    def _written(self, store: Store, hashes: U64, rows: pa.Table, run: str) -> SegmentInfo:
+        context = self.context
         with self.timed("append"):
-            run = self._new_runs.setdefault(store.id, new_run())
-            if context.compress:
-                width = 8 + rows.nbytes / len(hashes)
-                with writing_deep(context.home, store, rows.schema, width, context.sync) as out:
-                    out.write(hashes, rows)
-                info = out.info(epoch=context.epoch, tier=0, run=run)
-            else:
-                info = write_segment(
+            if not context.compress:
+                return write_segment(
                     context.home, store, rows, hashes, epoch=context.epoch, tier=0, sync=context.sync, run=run
                 )
-        self.current.setdefault(store.id, []).append(MemoryRun(hashes, rows))
-        self.outbox.note(self.task, kind="segment", info=info.to_json())
+            width = 8 + rows.nbytes / len(hashes)
+            with writing_deep(context.home, store, rows.schema, width, context.sync) as out:
+                out.write(hashes, rows)
+            return out.info(epoch=context.epoch, tier=0, run=run)
+
+    def settle(self) -> None:
+        """Waits until all that was appended is on disk, and tells of it."""
+        waiting, self._being_written = self._being_written, []
+        for written in waiting:
+            self.outbox.note(self.task, kind="segment", info=written.result().to_json())
 
     def passes(self, tables: Mapping[int, pa.Table], hop: int) -> Iterator[Mapping[int, pa.Table]]:
         """The tuples that arrived at a hop, at once or range of hashes by range: what reads the fewest blocks."""
@@ -444,6 +465,7 @@ class Work:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Closes the results and hands everything to Spark."""
+        self.settle()
         for query, writer in self.writers.items():
             with self.timed("materialise"):
                 files = [asdict(file) for file in writer.close()]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from plait.config import Config
@@ -102,6 +102,7 @@ class Planner:
         self._learnt = False
         self._report: dict[str, Any] | None = None
         self._unsampled: frozenset[int] = frozenset()
+        self._exchanged = True
         self._counted: dict[tuple[str, str, frozenset[str], str], tuple[float, float]] = {}
         if not self.adaptive:
             self.said = f"orders are kept: {self._why_fixed()}"
@@ -131,6 +132,7 @@ class Planner:
             return False
         self._begun = now if self._begun is None else self._begun
         self._period.add(observed)
+        self._exchanged = observed.exchanged
         if not self._is_over(now):
             return False
         changed = self._replan_safely(observed.epoch)
@@ -316,7 +318,8 @@ class Planner:
     def _view(self, graph: JoinGraph, driver: str, forecast: QueryForecast) -> DriverView:
         config = self.config
         model = config.probe if config.cost_model == "engine" else config.cost_model
-        return driver_view(graph, driver, forecast, self.coefficients, model=model, variant=config.cost_variant)
+        prices = self.coefficients if self._exchanged else replace(self.coefficients, alpha_h=0.0)
+        return driver_view(graph, driver, forecast, prices, model=model, variant=config.cost_variant)
 
     def _tipped(self, query: str, graph: JoinGraph, driver: str, old: tuple[str, ...], new: tuple[str, ...]) -> str:
         """Takes back one statistic at a time to what it was at the last switch: which one makes the gain smallest?"""

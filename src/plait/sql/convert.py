@@ -36,6 +36,7 @@ from plait.sql.multiway import (
     leaf_of,
     multiway_join,
 )
+from plait.sql.narrow import among, having
 from plait.sql.native import Translator
 from plait.sql.refusals import not_a_stream, refused_subquery
 from plait.sql.residual import Asked, Operator, Recipe, Rows, Source, Split
@@ -77,6 +78,8 @@ class Converter:
             raise refused_subquery(node.kind, said(node))
         read = needed_below(node, needed)
         inputs = tuple(self.recipe(below, read) for below in node.inputs)
+        if node.kind == "Filter" and isinstance(inputs[0], Rows):
+            inputs = (having(inputs[0], node.jvm.condition(), self.logical.to_seq),)
         return Operator(node.jvm, inputs, tuple(self.recipe(below) for below in node.subqueries))
 
     def _join(self, node: PlanNode) -> MultiwayJoin:
@@ -108,7 +111,7 @@ class Converter:
         join = replace(join, questions=())
         # Two uses of an aggregate may differ in what is made of its values: what is kept of it is the same.
         source = self._source(found.partial(node.jvm.child()).canonicalized(), (), join, found)
-        return Rows(source, tuple(items(node.jvm.output())), found, questions)
+        return Rows(source, tuple(items(node.jvm.output())), found, questions, among(questions))
 
     def _asked_of_groups(self, found: Maintained, below: PlanNode, join: MultiwayJoin) -> tuple[Asked, ...] | None:
         """Questions about rows as questions about groups, if all that they look at is the same in all rows of a group.

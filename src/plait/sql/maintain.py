@@ -104,6 +104,13 @@ class Maintained:
             columns.append(self.logical.named(self.logical.rewritten(value, replaced), column.toAttribute()))
         return columns
 
+    def slot_of(self, output: int) -> str | None:
+        """The column of merged rows that one of the aggregate's own columns is; None if it is computed from some."""
+        value = self._outputs[output].child()
+        if value.nodeName() != "AttributeReference":
+            return None
+        return next(str(slot.name()) for slot in self.slots if slot.exprId().id() == value.exprId().id())
+
     def _average(self, function: Any, values: list[Any]) -> Any:
         """Spark's own way from sum and count to the average, over our columns."""
         buffers = list(items(function.aggBufferAttributes()))

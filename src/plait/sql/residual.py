@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 from plait.query.expr import Call, ColumnRef
 from plait.query.graph import JoinGraph
+from plait.query.narrowing import EVERY, Narrowing
 from plait.query.partners import OTHER, OWN, Partners, key_of
 from plait.query.plan import QueryPlan
 from plait.sql.closing import Closing
@@ -72,8 +73,8 @@ class Frames(Protocol):
         """The rows of a source; of a maintained aggregate, partial rows."""
         ...
 
-    def merged(self, source: Source) -> DataFrame:
-        """Of a maintained aggregate, one row per group."""
+    def merged(self, source: Source, narrowing: Narrowing) -> DataFrame:
+        """Of a maintained aggregate, one row per group; at least of those that a narrowing keeps."""
         ...
 
     def count(self, source: Source) -> int:
@@ -150,6 +151,18 @@ class Rows:
     maintained: Maintained | None
     questions: tuple[Asked, ...] = ()
     """Asked about groups of a maintained aggregate."""
+    narrowing: Narrowing = EVERY
+    """Which of its groups matter."""
+
+    def group_column(self, expression: Any) -> ColumnRef | None:
+        """Which column of a maintained aggregate's merged rows an expression is; None if it is none."""
+        if self.maintained is None or expression.nodeName() != "AttributeReference":
+            return None
+        wanted = expression.exprId().id()
+        for place, attribute in enumerate(self.attributes):
+            if attribute.exprId().id() == wanted and (name := self.maintained.slot_of(place)) is not None:
+                return ColumnRef("", name, str(attribute.dataType().catalogString()))
+        return None
 
     def column(self, expression: Any, side: str) -> ColumnRef | None:
         """Which of the columns an expression is; None if it is none."""
@@ -165,7 +178,7 @@ class Rows:
         """The aggregate's own columns, or the rows' columns under the ids that are asked for."""
         if self.maintained is None:
             return _renamed(logical, frames(self.source), self.attributes)
-        made = _renamed(logical, frames.merged(self.source), self.maintained.slots)
+        made = _renamed(logical, frames.merged(self.source, self.narrowing), self.maintained.slots)
         for question in self.questions:
             made = question.plan(logical, frames, made)
         return self.maintained.final(made)

@@ -260,13 +260,13 @@ def products(
 ) -> tuple[list[float], list[float]]:
     """By set of aliases (as bits): the product of the γ's, and of the μ's, by which a driver reaches all of it.
 
-    An alias is reached from its parent in the spanning tree where that is in the set, and else (the graph has a cycle)
-    from the neighbour in the set that promises the fewest partners: what is looked up depends on who has joined.
-    Sets that are not connected, or lack the driver, have 0.
+    An alias is looked up by all attributes that it shares with the set, so it is reached from those in it that share
+    most with it: from its parent in the spanning tree if that is one of them, else (the graph has a cycle) from the one
+    that promises the fewest partners.  Sets that are not connected, or lack the driver, have 0.
     """
     names = [a.name for a in graph.aliases]
     own, parents = names.index(driver), spanning(graph, driver)
-    near = [[j for j, b in enumerate(names) if a != b and graph.shared(a, b)] for a in names]
+    nearest = [_nearest(graph, names, alias) for alias in names]
     parent = [own if a == driver else names.index(parents[a]) for a in names]
     alive, width = [0.0] * (1 << len(names)), [0.0] * (1 << len(names))
     # 2: by the spanning tree alone, so that the product is the same for any order; 1: in another way.
@@ -280,9 +280,10 @@ def products(
             before = joined & ~(1 << last)
             if before == joined or last == own or not reached[before]:
                 continue
-            has_parent = before >> parent[last] & 1
+            closest = next((near & before for near in nearest[last] if near & before), 0)
+            has_parent = closest >> parent[last] & 1
             by_tree = has_parent and reached[before] == 2
-            for other in [parent[last]] if has_parent else [j for j in near[last] if before >> j & 1]:
+            for other in [parent[last]] if has_parent else [j for j in range(len(names)) if closest >> j & 1]:
                 pair = names[other], names[last]
                 one, many = alive[before] * gamma[pair], width[before] * mu[pair]
                 if by_tree or best is None or one * many < best[0]:
@@ -293,6 +294,15 @@ def products(
             reached[joined] = 2 if by_tree else 1
             _, alive[joined], width[joined] = best
     return alive, width
+
+
+def _nearest(graph: JoinGraph, names: Sequence[str], alias: str) -> list[int]:
+    """The neighbours of an alias, as sets: those that share most attributes with it, then the next, and so on."""
+    found: dict[int, int] = {}
+    for i, other in enumerate(names):
+        if other != alias and (shared := graph.shared(alias, other)):
+            found[len(shared)] = found.get(len(shared), 0) | 1 << i
+    return [found[much] for much in sorted(found, reverse=True)]
 
 
 def _path(query: str, driver: str, plan: Plan, period: Period) -> list[tuple[str, EdgeCount]]:
