@@ -16,6 +16,7 @@ from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, PlaitError, StorageError
 from plait.serve.state_cli import app
 from plait.share.reoptimise import Planner
+from plait.state import reader
 from plait.state.cache import CACHE
 from plait.state.checkpoint import Checkpoint
 from plait.state.compact import compact
@@ -36,8 +37,9 @@ def steps(life: Life, engine: LocalEngine, count: int) -> None:
 
 
 @pytest.fixture
-def grown(tmp_path: Path) -> Iterator[tuple[Life, LocalEngine]]:
-    """An engine after twelve epochs, most of its state in deep segments."""
+def grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Life, LocalEngine]]:
+    """An engine after twelve epochs, most of its state in deep segments; what it has verified is noted."""
+    monkeypatch.setattr(reader, "_QUICK", -1)
     life = Life(tmp_path / "checkpoint", merge_share=0.9)
     with life.start() as engine:
         for _ in range(12):

@@ -164,6 +164,47 @@ def test_every_tuple_is_in_exactly_one_slice_with_all_tuples_of_its_key(
     assert everything == expected
 
 
+@QUICK
+@given(
+    st.lists(st.tuples(st.sampled_from((1, 4)), st.lists(VALUE, min_size=1, max_size=40)), max_size=6),
+    st.sampled_from((0, 900, float("inf"))),
+    st.sampled_from((1, 700, 1 << 20)),
+)
+def test_rows_that_have_come_whole_are_cut_into_buckets(
+    parts: list[tuple[int, list[int]]], memory: float, cut_bytes: int
+) -> None:
+    """Edge 1 stands for two edges, of which the second leaves out rows without a text; edge 4 has come sorted."""
+    tables = [(edge, bucket(hashes, 100 * i)) for i, (edge, hashes) in enumerate(parts)]
+    sizes = []
+
+    def cut(rows: pa.Table) -> list[tuple[int, pa.Table]]:
+        sizes.append(len(rows))
+        some = rows.filter(rows.column("s").is_valid())
+        return [(1, rows.sort_by(HASH)), *([(2, some.sort_by(HASH))] if len(some) else [])]
+
+    outbox = Outbox()
+    for edge, table in tables:
+        outbox.ship_to(0, edge, table)
+    outbox.note(0, kind="source")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "_CUT_BYTES", cut_bytes)
+        inbox = Inbox.read(list(outbox.batches()), memory, {1: cut})
+    whole = [table for edge, table in tables if edge == 1]
+    assert sum(sizes) == sum(map(len, whole))
+    assert len(sizes) == {1: len(whole), 1 << 20: min(1, len(whole))}.get(cut_bytes, len(sizes))
+    assert len(inbox.notes) == 1
+    found = {edge: [row for table in of for row in table.to_pylist()] for edge, of in inbox.buckets.items()}
+    expected: dict[int, list[dict[str, Any]]] = {}
+    for edge, table in tables:
+        expected.setdefault(edge, []).extend(table.to_pylist())
+    if some := [row for row in expected.get(1, []) if row["s"] is not None]:
+        expected[2] = some
+    by_number = {edge: sorted(rows, key=lambda row: row["n"]) for edge, rows in found.items()}
+    assert by_number == expected
+    for of in inbox.buckets.values():
+        assert all(table.column(HASH).to_pylist() == sorted(table.column(HASH).to_pylist()) for table in of)
+
+
 def received(count: int, rows: int) -> list[pa.RecordBatch]:
     rng = np.random.default_rng(count)
     outbox = Outbox()

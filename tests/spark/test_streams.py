@@ -221,3 +221,32 @@ def test_a_stream_that_never_ends_delivers_while_it_runs(spark: SparkSession, tm
         assert not run.is_active
         assert sum(seen) == 1
         assert run.exception is None
+
+
+def test_little_work_is_done_by_one_task_from_the_first_epoch_on(spark: SparkSession, tmp_path: Path) -> None:
+    """Exchanges between hops would cost more than a second task saves; before the first, Spark's estimate tells."""
+    streams = {name: ScriptedStream(spark, tmp_path / name, "id int, k int, j int") for name in "abc"}
+    for stream in streams.values():
+        stream.add([(n, n % 3, n % 5) for n in range(20)])
+        stream.add([(n, n % 4, n % 7) for n in range(20, 30)])
+    sql = "SELECT a.id AS a, b.id AS b, c.id AS c FROM a JOIN b ON a.k = b.k JOIN c ON b.j = c.j"
+    with engine_on(spark, tmp_path, streams, tasks=None) as engine:
+        query = engine.query("q", sql)
+        run = engine.start(available_now=True)
+        run.await_termination()
+        assert [report["tasks"] for report in run.recent_progress] == [1, 1]
+        assert engine.plan.hops > 1
+        tables = {name: stream.table(2) for name, stream in streams.items()}
+        assert bag(query.results().collect()) == batch_join(tables, sql)
+
+
+def test_hadoop_s_settings_are_sent_to_tasks_without_where_they_were_read(spark: SparkSession, tmp_path: Path) -> None:
+    streams = two_streams(spark, tmp_path)
+    with engine_on(spark, tmp_path, streams) as engine:
+        engine.query("q", JOIN)
+        engine.start(available_now=True).await_termination()
+    settings: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    origins = settings.getClass().getDeclaredField("updatingResource")
+    origins.setAccessible(True)
+    assert settings.size() > 500
+    assert origins.get(settings).size() < 50

@@ -132,6 +132,31 @@ def test_a_missing_file_is_noticed_even_when_it_was_open(tmp_path: Path, put: Wr
     assert read.slice(0, 6).to_pylist() == sorted_rows(everything(), store().key)[0].to_pylist()
 
 
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small segments are, what has been verified is noted for other processes."""
+    monkeypatch.setattr(reader, "_QUICK", -1)
+
+
+@both
+def test_a_small_segment_is_verified_by_every_process(tmp_path: Path, put: Write) -> None:
+    info = put(tmp_path, store(), everything())
+    verified = tmp_path / "verified"
+    open_segment(SegmentHome(str(tmp_path)), info, str(verified))
+    assert not verified.exists()
+    path = tmp_path / info.path
+    before = path.stat()
+    bad = bytearray(path.read_bytes())
+    bad[-100] ^= 1
+    with path.open("r+b") as file:
+        file.write(bad)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    reader._open.clear()  # as a new process would begin
+    with pytest.raises(CorruptionError, match="SEGMENT_CORRUPT"):
+        open_segment(SegmentHome(str(tmp_path)), info, str(verified))
+
+
+@pytest.mark.usefixtures("noted")
 @both
 def test_a_file_that_changed_while_it_was_open_is_checked_again(tmp_path: Path, put: Write) -> None:
     info = put(tmp_path, store(), everything())
@@ -146,6 +171,7 @@ def test_a_file_that_changed_while_it_was_open_is_checked_again(tmp_path: Path, 
         reader._open.clear()
 
 
+@pytest.mark.usefixtures("noted")
 @both
 def test_a_host_verifies_a_segment_once(tmp_path: Path, put: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     info = put(tmp_path, store(), everything())
@@ -168,6 +194,7 @@ def test_a_host_verifies_a_segment_once(tmp_path: Path, put: Write, monkeypatch:
     assert len(calls) == 3
 
 
+@pytest.mark.usefixtures("noted")
 @both
 def test_markers_that_others_could_have_written_are_not_believed(tmp_path: Path, put: Write) -> None:
     info = put(tmp_path, store(), everything())
@@ -186,6 +213,7 @@ def test_markers_that_others_could_have_written_are_not_believed(tmp_path: Path,
         open_segment(SegmentHome(str(tmp_path)), info, str(verified))
 
 
+@pytest.mark.usefixtures("noted")
 def test_markers_of_deleted_segments_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verified = tmp_path / "verified"
     infos = [write(tmp_path, store(), pa.table({"k": [n]})) for n in range(4)]

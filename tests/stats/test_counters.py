@@ -309,3 +309,21 @@ def test_on_a_cycle_partners_are_counted_by_who_has_joined() -> None:
     assert by_bits[frozenset("lsc")] == 600
     assert by_bits[frozenset("losc")] == 1
     assert by_bits[frozenset("lc")] == 0, "not connected"
+
+
+def test_an_alias_is_reached_by_all_attributes_that_it_shares_with_who_has_joined() -> None:
+    """TPC-H Q9: from parts, partsupp is looked up by part and supplier once lineitem has joined, not by part alone."""
+    sides = (("p", "l", "part"), ("l", "ps", "part"), ("l", "ps", "supplier"))
+    names = ("p", "l", "ps")
+    graph = JoinGraph(
+        sql="",
+        aliases=tuple(Alias(n, n, None, ()) for n in names),
+        equalities=tuple(Equality(ColumnRef(a, k, "bigint"), ColumnRef(b, k, "bigint")) for a, b, k in sides),
+        outputs=(),
+    )
+    pairs = {(a, b) for a in names for b in names if a != b}
+    many = dict.fromkeys(pairs, 1.0) | {("p", "ps"): 4.0, ("p", "l"): 30.0, ("ps", "l"): 7.5}
+    assert spanning(graph, "p")["ps"] == "p"
+    _, width = products(graph, "p", dict.fromkeys(pairs, 1.0), many)
+    assert width[0b101] == 4, "parts and partsupp"
+    assert width[0b111] == 30, "each line has one partsupp, whoever has joined first"

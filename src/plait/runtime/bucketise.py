@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from plait.kernels import U64
 from plait.query.plan import ARRIVED, FOREVER, HASH, MASK, NEEDED, IngestEdge, Input
@@ -63,21 +62,20 @@ def bucketised(df: DataFrame, source: Input) -> DataFrame:
     """The stream as buckets."""
     # Numbered, because mapInArrow looks its columns up by name, and a dot in one (`1.5D`, `a.b`) would mislead it.
     numbers = {c.name: f"c{i}" for i, c in enumerate(source.columns)}
-    columns = [F.expr(c.sql).alias(numbers[c.name]) for c in source.columns]
+    # As text, and few steps: each is analysed by itself, for every source of an engine that starts.
+    columns = [f"({c.sql}) AS {numbers[c.name]}" for c in source.columns]
+    passing = [f"{numbers[name]} IS NOT NULL" for name in source.required]
     if source.needed is not None:
         # NULL is not needed.
-        columns.append(F.when(F.expr(source.needed), True).otherwise(False).alias(NEEDED))
-    if len(source.filters) == 1:
-        if source.filters[0] is not None:
-            df = df.where(source.filters[0])
-        selected = df.select(*columns)
-    else:
-        selected = df.select(*columns, F.expr(_query_set(source)).alias(MASK))
+        columns.append(f"CASE WHEN {source.needed} THEN true ELSE false END AS `{NEEDED}`")
+    if len(source.filters) > 1:
+        columns.append(f"{_query_set(source)} AS `{MASK}`")
         if None not in source.filters:
-            selected = selected.where(F.col(MASK) != 0)
-    for name in source.required:
-        selected = selected.where(F.col(numbers[name]).isNotNull())
-    return selected.mapInArrow(_bucketise(source), SCHEMA)
+            passing.append(f"`{MASK}` != 0")
+    elif source.filters[0] is not None:
+        df = df.where(source.filters[0])
+    selected = df.selectExpr(*columns)
+    return (selected.where(" AND ".join(passing)) if passing else selected).mapInArrow(_bucketise(source), SCHEMA)
 
 
 def _query_set(source: Input) -> str:
