@@ -369,7 +369,9 @@ class Run:
             if translated(error).code != "SPARK_LOST":
                 raise translated(error) from error
         finally:
-            self._driver.behind.close()
+            # Spark does not wait for an epoch that is in Python, and without a JVM nobody does: it may be at its sinks.
+            with self._driver.working:
+                self._driver.behind.close()
 
     @property
     def exception(self) -> PlaitError | None:
@@ -402,7 +404,8 @@ class Run:
 def _guarded(driver: Driver, buckets: DataFrame, number: int) -> None:
     """Keeps the error a user can act on: Spark would wrap it in its own."""
     try:
-        run_epoch(driver, buckets, number)
+        with driver.working:
+            run_epoch(driver, buckets, number)
     except Exception as error:
         driver.failure = driver.failure or translated(error)
         raise

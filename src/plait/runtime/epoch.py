@@ -10,6 +10,7 @@ probe and materialise are one Spark job, built by `join` (runtime/task.py); the 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +98,8 @@ class Driver:
     state: StateAccount = field(default_factory=StateAccount)
     progress: deque[dict[str, Any]] = field(default_factory=deque)
     failure: PlaitError | None = None
+    working: threading.RLock = field(default_factory=threading.RLock)
+    """Held by whoever runs an epoch; a sink may stop the run that it is called by."""
     executor_cores: str | None = None
     """Spark's setting, where it has one."""
     last_seconds: float = 0.0

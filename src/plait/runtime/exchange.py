@@ -14,9 +14,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,9 +40,8 @@ _ARROW = pa.schema([("task", pa.int32()), ("edge", pa.int32()), ("payload", pa.b
 _BUCKET_BYTES = 2 << 20
 """Of a bucket, at most: Java holds several copies of those under way."""
 _CUT_BYTES = 16 << 20
-"""Of rows that have come unsorted, so many are sorted at a time."""
+"""Of rows that have come unsorted, so many at most are sorted at a time."""
 
-T = TypeVar("T")
 Cut = Callable[[pa.Table], Iterable[tuple[int, pa.Table]]]
 """Rows of a source as buckets, each with its edge."""
 
@@ -147,39 +145,17 @@ class Inbox:
 
         Rows on edges with a cut have come unsorted: they are cut into buckets here.
         """
-        cuts = cuts or {}
         inbox = cls()
         spill = Spill()
         spilled: list[tuple[int, Spilled]] = []
-        waiting: dict[int, list[pa.Table]] = {}
-
-        def take_in(edge: int, size: int, table: Callable[[], pa.Table], data: Callable[[], bytes | pa.Buffer]) -> None:
-            inbox.bytes += size
+        at_a_time = min(_CUT_BYTES, limit / (2 * len(cuts))) if cuts else 0
+        for edge, kept in _arriving(batches, cuts or {}, at_a_time, inbox.notes):
+            is_table = isinstance(kept, pa.Table)
+            inbox.bytes += kept.nbytes if is_table else kept.size
             if inbox.bytes <= limit:
-                inbox.buckets.setdefault(edge, []).append(table())
+                inbox.buckets.setdefault(edge, []).append(kept if is_table else decode(kept))
             else:
-                spilled.append((edge, spill.add(data())))
-
-        def cut(edge: int) -> None:
-            rows = pa.concat_tables(waiting.pop(edge)).combine_chunks()
-            for its, bucket in cuts[edge](rows):
-                take_in(its, bucket.nbytes, partial(_itself, bucket), partial(encode, bucket))
-
-        for batch in batches:
-            edges = batch.column(1).to_pylist()
-            for edge, payload in zip(edges, batch.column(2), strict=True):
-                if edge == DESCRIPTOR:
-                    inbox.notes.append(payload.as_py())
-                    continue
-                data = payload.as_buffer()
-                if edge not in cuts:
-                    take_in(edge, data.size, partial(decode, data), partial(_itself, data))
-                    continue
-                waiting.setdefault(edge, []).append(decode(data))
-                if sum(table.nbytes for table in waiting[edge]) >= _CUT_BYTES:
-                    cut(edge)
-        for edge in list(waiting):
-            cut(edge)
+                spilled.append((edge, spill.add(encode(kept) if is_table else kept)))
         content = spill.mapped()
         # The map holds the file; without a name it is gone when the map is.
         spill.clear()
@@ -208,8 +184,23 @@ class Inbox:
             yield {edge: merged(parts) for edge, parts in tables.items() if parts}
 
 
-def _itself(value: T) -> T:
-    return value
+def _arriving(
+    batches: Iterable[pa.RecordBatch], cuts: Mapping[int, Cut], at_a_time: float, notes: list[bytes]
+) -> Iterator[tuple[int, pa.Buffer | pa.Table]]:
+    """Buckets with their edges, as they have come or as they are cut, so many bytes at a time; `notes` get the rest."""
+    waiting: dict[int, list[pa.Table]] = {}
+    for batch in batches:
+        for edge, payload in zip(batch.column(1).to_pylist(), batch.column(2), strict=True):
+            if edge == DESCRIPTOR:
+                notes.append(payload.as_py())
+            elif edge not in cuts:
+                yield edge, payload.as_buffer()
+            else:
+                waiting.setdefault(edge, []).append(decode(payload.as_buffer()))
+                if sum(table.nbytes for table in waiting[edge]) >= at_a_time:
+                    yield from cuts[edge](pa.concat_tables(waiting.pop(edge)).combine_chunks())
+    for edge, tables in waiting.items():
+        yield from cuts[edge](pa.concat_tables(tables).combine_chunks())
 
 
 def _size(kept: bytes | pa.Table | Spilled) -> int:

@@ -68,7 +68,7 @@ def settle(wishes: Wishes) -> Setup:
         sf=sf,
         epochs=wishes.epochs or (3 if wishes.quick else 10),
         queries=tuple(map(int, named)) or ((3, 11) if wishes.quick else PAPER),
-        who=wishes.who or tuple(CONTESTANTS),
+        who=wishes.who or ("plait", "spark"),
         repeat=wishes.repeat or (1 if wishes.quick else 3),
         memory=wishes.memory,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.serve.bench.tpcds_report import COLOURS
 
-NAMES = {"plait": "Plait", "spark": "Spark"}
+NAMES = {"plait": "Plait", "spark": "Spark", "spark-tuned": "Spark, Plait's session"}
 
 
 def write(document: Mapping[str, Any], out: Path) -> str:
@@ -24,6 +24,7 @@ def write(document: Mapping[str, Any], out: Path) -> str:
 def markdown(document: Mapping[str, Any]) -> str:
     """The table, with what was measured how."""
     setup, machine = document["setup"], document["machine"]
+    tuned = "spark-tuned" in setup["who"]
     checked = ", ".join(str(epoch + 1) for epoch in setup["checked"])
     lines = [
         "# plait bench tpch",
@@ -40,8 +41,8 @@ def markdown(document: Mapping[str, Any]) -> str:
         + f"; {machine['when']}.",
         "",
         "| query | Plait s | Spark s | Spark / Plait | last epoch: Plait s | Spark s | Plait rows/s | equal | "
-        "Plait keeps | Spark runs |",
-        "|---|---:|---:|---:|---:|---:|---:|---|---|---|",
+        f"Plait keeps | Spark runs |{' Spark s, Plait’s session | / Plait |' if tuned else ''}",
+        f"|---|---:|---:|---:|---:|---:|---:|---|---|---|{'---:|---:|' if tuned else ''}",
     ]
     for query, of in document["queries"].items():
         plait, spark = of.get("plait"), of.get("spark")
@@ -51,6 +52,7 @@ def markdown(document: Mapping[str, Any]) -> str:
             f"{_last(spark)} | {rows / plait['seconds'] if plait else 0:,.0f} | "
             f"{'yes' if all(one['equal'] for one in of.values()) else 'NO'} | {plait['how'] if plait else ''} | "
             f"{spark['how'] if spark else ''} |"
+            + (f" {_seconds(of['spark-tuned'])} | {_ratio(plait, of['spark-tuned'])} |" if tuned else "")
         )
     return "\n".join(lines) + "\n"
 
@@ -78,9 +80,10 @@ def plot(document: Mapping[str, Any], file: Path) -> None:
     who = [name for name in NAMES if any(name in of for of in document["queries"].values())]
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), width_ratios=(3, 2), layout="constrained")
     for number, name in enumerate(who):
-        places = [i + (number - (len(who) - 1) / 2) * 0.4 for i in range(len(queries))]
+        width = 0.8 / len(who)
+        places = [i + (number - (len(who) - 1) / 2) * width for i in range(len(queries))]
         heights = [document["queries"][q][name]["seconds"] for q in queries]
-        left.bar(places, heights, 0.38, label=NAMES[name], color=COLOURS[name])
+        left.bar(places, heights, 0.95 * width, label=NAMES[name], color=COLOURS[name])
         for query in queries:
             epochs = document["queries"][query][name]["epochs"]
             label = NAMES[name] if query == queries[0] else None
