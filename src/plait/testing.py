@@ -39,7 +39,8 @@ from plait.runtime.evaluate import holds
 from plait.runtime.exchange import DESCRIPTOR, Outbox
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep
-from plait.runtime.task import EpochTask, Work, every_hop, first_hop, later_hop
+from plait.runtime.task import every_hop, first_hop, later_hop
+from plait.runtime.work import EpochTask, Work
 from plait.state.checkpoint import Checkpoint
 from plait.state.manifest import LiveState
 from plait.state.reader import open_segment

@@ -1,6 +1,6 @@
 """The commit of an epoch.  After step 3 its results are part of the answer; before it, nothing happened.
 
-1. Tasks write segments and result files under fresh names, and sync them.         (runtime/task.py)
+1. Tasks write segments and result files under fresh names, and sync them.         (runtime/work.py)
 2. The driver collects their descriptors, which carry the checksums.               `collected`
 3. The manifest `log/<epoch>.json` is created, put-if-absent: the commit point.    `commit`
 4. Sinks are called with the epoch's number.                                       `deliver`

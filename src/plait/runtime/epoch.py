@@ -36,7 +36,8 @@ from plait.runtime.passes import arriving
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Sink
 from plait.runtime.state_account import StateAccount
-from plait.runtime.task import EpochTask, every_hop, first_hop, later_hop
+from plait.runtime.task import every_hop, first_hop, later_hop
+from plait.runtime.work import EpochTask
 from plait.state.checkpoint import Checkpoint, collect_garbage
 from plait.state.manifest import LiveState, Manifest, Retention
 from plait.state.segment import SegmentInfo

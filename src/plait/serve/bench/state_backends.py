@@ -33,7 +33,7 @@ from plait.query.expr import ColumnRef
 from plait.query.graph import Alias, Equality, JoinGraph, Output
 from plait.query.relation import ColumnDef, Relation
 from plait.runtime.sinks import Noop
-from plait.runtime.task import Work
+from plait.runtime.work import Work
 from plait.serve.bench import data
 from plait.serve.bench.race import last_words
 from plait.serve.bench.state_cgroup import run_limited

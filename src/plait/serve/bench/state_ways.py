@@ -16,7 +16,7 @@ import pyarrow as pa
 from plait.kernels import I64, U64
 from plait.query.plan import HASH, IngestEdge
 from plait.runtime.hops import Span
-from plait.runtime.task import Work
+from plait.runtime.work import Work
 from plait.state.run import Found, MemoryRun, Run
 
 KEYS_AT_ONCE = 4096

@@ -1,0 +1,411 @@
+"""One task of one epoch: what it must know, and how it appends, probes, merges and materialises.
+
+A task keeps nothing: what it learns leaves as buckets and descriptors, what it writes lies under fresh names, so a
+retried or abandoned attempt leaves no trace that counts.  `task.py` says in which order it does what.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from plait.config import KEY_GROUPS
+from plait.kernels import U64
+from plait.query.plan import ARRIVED, HASH, MASK, Emit, IngestEdge, Node, Plan, ProbeTree, Step, Store
+from plait.runtime.bucketise import cuts
+from plait.runtime.exchange import Inbox, Outbox
+from plait.runtime.faults import reached
+from plait.runtime.frames import Frame, Partial, Slot, arrived
+from plait.runtime.grouped import GroupWriter
+from plait.runtime.hops import Prober, Span
+from plait.runtime.passes import HashRange, passes_for, reads_at
+from plait.runtime.results import ResultWriter
+from plait.runtime.sampling import front, key_count, passing, sampled, smallest
+from plait.state.cache import CACHE
+from plait.state.columns import take_table
+from plait.state.deep import DeepSegment, writing_deep
+from plait.state.files import Files
+from plait.state.home import SegmentHome
+from plait.state.reader import Segment, open_segment
+from plait.state.run import METER, MemoryRun, Run, together
+from plait.state.segment import SegmentInfo, new_run, write_segment
+from plait.state.tiers import PART_BYTES, Merge, merge_some
+
+_TIDY, _YOUNG = 16, 600.0
+"""Every how many epochs a host's cache is cleared of what is not live, if it is older than so many seconds."""
+
+
+@dataclass(frozen=True)
+class EpochTask:
+    """All a task of one epoch must know."""
+
+    plan: Plan
+    epoch: int
+    tasks: int
+    home: SegmentHome
+    results: Files
+    verified_dir: str | None
+    live: Mapping[str, tuple[SegmentInfo, ...]]
+    merges: tuple[Merge, ...]
+    kept: frozenset[str]
+    """Queries whose rows are written; the others' are dropped in the task."""
+    watermark_ms: int | None
+    clock_us: int
+    iterative: bool
+    chunk_rows: int
+    sync: bool
+    memory: int = 1 << 29
+    """Bytes that this task's caches and buffers may hold."""
+    compress: bool = False
+    """Even tier 0 is larger than memory: what is appended is written as deep segments."""
+    merge_seconds: float = 0.05
+    """How long this task may merge."""
+    sampled: frozenset[int] = frozenset()
+    """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
+    arriving: Mapping[int, float] = field(default_factory=dict)
+    """Which share of its keys got as far as a node, in the epoch before."""
+
+    @property
+    def live_paths(self) -> set[str]:
+        """Of all live segments."""
+        return {info.path for infos in self.live.values() for info in infos}
+
+    def groups(self, task: int) -> tuple[int, int]:
+        """The key groups a task owns."""
+        return task * KEY_GROUPS // self.tasks, (task + 1) * KEY_GROUPS // self.tasks
+
+
+@dataclass
+class Work:
+    """One task of one epoch, from its inbox to its outbox."""
+
+    context: EpochTask
+    task: int
+    current: dict[str, list[Run]] = field(default_factory=dict)
+    writers: dict[str, ResultWriter | GroupWriter] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    driven: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Per driving relation the seconds it took and the results complete in this task."""
+
+    def __post_init__(self) -> None:
+        context = self.context
+        # How `Config.memory_limit` is shared out: half for blocks read before, a quarter for what has arrived, the
+        # rest for what is being joined, sent and merged.
+        CACHE.resize(context.memory // 2)
+        self.inbox_bytes = context.memory // 4
+        self.outbox = Outbox(limit=context.memory // 16)
+        self.prober = Prober(
+            context.plan,
+            context.iterative,
+            context.chunk_rows,
+            context.memory // 16,
+            context.clock_us,
+            self.runs,
+            self.ship,
+            self.emit,
+        )
+        self._mine: dict[str, list[SegmentInfo]] = {}
+        self._opened: dict[str, Segment] = {}
+        self._range: HashRange | None = None
+        self._dense: frozenset[str] = frozenset()
+        self._loaded: dict[str, MemoryRun] = {}
+        """What the pass that is under way has put together, by store."""
+        self._new_runs: dict[str, str] = {}
+        # Writing waits for the disk, and Arrow, xxhash and the system calls do without the interpreter's lock.
+        self.pen = ThreadPoolExecutor(1, thread_name_prefix="plait-append")
+        self._being_written: list[Future[SegmentInfo]] = []
+        self._metered = replace(METER)
+
+    def timed(self, name: str) -> _Timer:
+        return _Timer(self.seconds, name)
+
+    def untimed(self, name: str) -> _Timer:
+        return _Timer(self.seconds, name, -1)
+
+    def received(self, batches: Iterable[pa.RecordBatch]) -> Inbox:
+        """What the sources have sent to this task, as sorted buckets."""
+        context = self.context
+        return Inbox.read(batches, self.inbox_bytes, cuts(context.plan.inputs, context.tasks, context.clock_us))
+
+    def forward(self, notes: list[bytes]) -> None:
+        """Passes descriptors on, and keeps in mind which segments of this epoch lie in this task's key groups."""
+        for note in notes:
+            self.outbox.rows.append((self.task, -1, note))
+            content = json.loads(note)
+            if content["kind"] == "segment":
+                info = SegmentInfo.from_json(content["info"])
+                self.current.setdefault(info.store, []).append(self._open(info))
+
+    def append_and_probe(self, inbox: Inbox) -> Iterator[None]:
+        """The first hop: stops after every slice of what arrived, for the outbox to be emptied."""
+        context = self.context
+        if context.home.remote is not None and context.epoch % _TIDY == 0:
+            context.home.forget(context.live_paths, time.time() - _YOUNG)
+        inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
+        for number, tables in enumerate(inbox.slices(self.inbox_bytes, context.groups(self.task))):
+            # No more than one slice waits to be written.
+            self.settle()
+            self.current.clear()
+            for edge, table in tables.items():
+                self.append(inputs[edge], table)
+                reached("task.append", context.epoch)
+            with self.timed("probe"):
+                for part in self.passes(tables, 1):
+                    for tree in context.plan.trees:
+                        if tree.edge in part:
+                            self.drive(tree, part[tree.edge])
+                            reached("task.probe", context.epoch)
+            # The smallest hashes are in the first slice of the first task.
+            if context.sampled and self.task == 0 and number == 0:
+                with self.timed("sample"):
+                    self.sample(tables)
+            yield
+
+    def probe_arrived(self, inbox: Inbox, hop: int) -> Iterator[None]:
+        """A later hop: stops after every slice of what arrived, for the outbox to be emptied."""
+        for tables in inbox.slices(self.inbox_bytes, self.context.groups(self.task)):
+            with self.timed("probe"):
+                for part in self.passes(tables, hop):
+                    for tree in self.context.plan.trees:
+                        for top in tree.nodes:
+                            self.continue_from(top, 1, hop, part)
+            yield
+
+    def append(self, edge: IngestEdge, table: pa.Table) -> None:
+        """Adds the bucket to its store: at once for this task's probes, and as a segment written beside them."""
+        if edge.store is None:
+            return
+        store = self.context.plan.store_by_id[edge.store]
+        hashes = table.column(HASH).to_numpy()
+        rows = table.select(_stored_columns(store))
+        self.current.setdefault(store.id, []).append(MemoryRun(hashes, rows))
+        run = self._new_runs.setdefault(store.id, new_run())
+        self._being_written.append(self.pen.submit(self._written, store, hashes, rows, run))
+
+    def _written(self, store: Store, hashes: U64, rows: pa.Table, run: str) -> SegmentInfo:
+        context = self.context
+        with self.timed("append"):
+            if not context.compress:
+                return write_segment(
+                    context.home, store, rows, hashes, epoch=context.epoch, tier=0, sync=context.sync, run=run
+                )
+            width = 8 + rows.nbytes / len(hashes)
+            with writing_deep(context.home, store, rows.schema, width, context.sync) as out:
+                out.write(hashes, rows)
+            return out.info(epoch=context.epoch, tier=0, run=run)
+
+    def settle(self) -> None:
+        """Waits until all that was appended is on disk, and tells of it."""
+        waiting, self._being_written = self._being_written, []
+        for written in waiting:
+            self.outbox.note(self.task, kind="segment", info=written.result().to_json())
+
+    def passes(self, tables: Mapping[int, pa.Table], hop: int) -> Iterator[Mapping[int, pa.Table]]:
+        """The tuples that arrived at a hop, at once or range of hashes by range: what reads the fewest blocks."""
+        share = self.context.memory // 2
+        context = self.context
+        reads = reads_at(context.plan, hop, tables, self._own, self._share_within, context.arriving)
+        chosen = passes_for(reads, share * 3 // 4)
+        if chosen.count == 1:
+            yield tables
+            return
+        CACHE.resize(share // 4)
+        for hashes, part in chosen.cut(tables):
+            self._range, self._dense, self._loaded = hashes, chosen.dense, {}
+            yield part
+        self._range, self._dense, self._loaded = None, frozenset(), {}
+        CACHE.resize(share)
+
+    def drive(self, tree: ProbeTree, table: pa.Table) -> None:
+        """Sends new tuples of one relation through its probe tree, as far as this hop goes."""
+        if tree.filter is not None:
+            passing = np.flatnonzero(table.column(MASK).to_numpy() >> tree.filter & 1)
+            table = take_table(table, passing)
+        if not table.num_rows:
+            return
+        base = Partial(table.column(HASH).to_numpy(), (Slot(table),))
+        begun, before = time.perf_counter(), sum(writer.rows for writer in self.writers.values())
+        for emit in tree.emits:
+            self.emit(emit, base)
+        self._visit_all(tree.nodes, base)
+        done = self.driven.setdefault(tree.relation, {"seconds": 0.0, "rows": 0})
+        done["seconds"] += time.perf_counter() - begun
+        done["rows"] += sum(writer.rows for writer in self.writers.values()) - before
+
+    def continue_from(self, node: Node, slots: int, hop: int, tables: Mapping[int, pa.Table]) -> None:
+        """Finds the nodes at which tuples of this hop arrive and goes on from there."""
+        if node.step.hop == hop and node.id in tables:
+            self._visit_all((node,), arrived(tables[node.id], slots))
+        for child in node.children:
+            self.continue_from(child, slots + 1, hop, tables)
+
+    def _visit_all(self, nodes: tuple[Node, ...], base: Partial) -> None:
+        frame: Frame | None = None
+        for node in nodes:
+            frame = self.prober.frame(node, base) if frame is None or not node.step.exact else frame
+            self.prober.visit(node, frame)
+
+    def runs(self, step: Step, times: Span) -> list[Run]:
+        """The rank rule: all earlier epochs; of this epoch only what ranks below the driving relation.
+
+        Segments without a row in the window are left out.
+        """
+        return self.runs_of(step.store, step.sees_current, times)
+
+    def runs_of(self, store: str, sees_current: bool, times: Span = (None, None)) -> list[Run]:
+        current = self.current.get(store, []) if sees_current else []
+        if store in self._dense and times == (None, None):
+            return [self._together(store), *current]
+        own = self._own(store)
+        mine = [info for info in own if _overlaps(info, times)]
+        METER.segments_skipped += len(own) - len(mine)
+        return [*(self._open(info) for info in mine), *current]
+
+    def _own(self, store: str) -> list[SegmentInfo]:
+        """The live segments with rows of this task's key groups."""
+        if store not in self._mine:
+            low, high = self.context.groups(self.task)
+            infos = self.context.live.get(store, ())
+            self._mine[store] = [info for info in infos if info.lo_group < high and info.hi_group > low]
+        return self._mine[store]
+
+    def _share_within(self, info: SegmentInfo, hashes: U64) -> float:
+        """Which share of some keys may be in a compressed segment, as far as its filter can tell."""
+        segment = self._open(info)
+        assert isinstance(segment, DeepSegment)
+        return segment.may_have(hashes) / max(1, len(hashes))
+
+    def sample(self, tables: Mapping[int, pa.Table]) -> None:
+        """Looks the smallest new keys up in all stores on their attribute, and counts the keys of every store."""
+        plan = self.context.plan
+        for wish in plan.samples:
+            if wish.edge not in tables or wish.edge not in self.context.sampled:
+                continue
+            table = tables[wish.edge]
+            keys, tuples = smallest(passing(table, table.column(HASH).to_numpy(), wish.filter))
+            if not len(keys):
+                continue
+            asked = [(wish.own, None, False), *wish.stores]
+            stores = [(store, bit) for store, bit, _ in asked]
+            runs = [self.runs_of(store, sees) for store, _, sees in asked]
+            found = sampled(wish.edge, wish.filter, keys, tuples, stores, runs)
+            self.outbox.note(self.task, kind="sample", sample=found.to_json())
+        _, groups = self.context.groups(self.task)
+        # Of runs that another number of tasks has written, only what this task owns.
+        fronts = {s.id: [front(run.hashes, groups) for run in self.runs_of(s.id, True)] for s in plan.stores}
+        counts = {store: key_count(runs, groups / KEY_GROUPS) for store, runs in fronts.items()}
+        self.outbox.note(self.task, kind="keys", keys=counts)
+
+    def _open(self, info: SegmentInfo) -> Segment:
+        found = self._opened.get(info.path)
+        if found is None:
+            found = open_segment(self.context.home, info, self.context.verified_dir)
+            self._opened[info.path] = found
+        return found
+
+    def _together(self, store: str) -> MemoryRun:
+        """All rows of a store that the pass under way is about."""
+        assert self._range is not None
+        found = self._loaded.get(store)
+        if found is None:
+            pieces = [self._open(info).between(*self._range) for info in self._own(store)]
+            found = self._loaded[store] = together(pieces)
+        return found
+
+    def ship(self, node: Node, table: pa.Table) -> None:
+        self.outbox.ship(node.id, table, self.context.tasks)
+
+    def emit(self, emit: Emit, partial: Partial) -> None:
+        writer = self.writers.get(emit.query)
+        if writer is None:
+            writer = self.writers[emit.query] = self._writer(emit.query)
+        # Rows are materialised inside the probe's time; take it out so that the parts add up.
+        with self.timed("materialise"), self.untimed("probe"):
+            writer.write(emit, partial)
+
+    def _writer(self, name: str) -> ResultWriter | GroupWriter:
+        context = self.context
+        query = context.plan.query_by_name[name]
+        columns = tuple(column for column, _ in query.columns)
+        if name not in context.kept:
+            return ResultWriter(name, columns, None, context.sync)
+        if query.grouping is None:
+            return ResultWriter(name, columns, context.results, context.sync)
+        return GroupWriter(name, columns, query.grouping, context.results, context.sync, context.memory // 16)
+
+    def merge(self) -> None:
+        """Compaction the driver gave to this task, as far as its time goes."""
+        with self.timed("merge"):
+            self._merge()
+
+    def _merge(self) -> None:
+        context = self.context
+        until = time.perf_counter() + context.merge_seconds
+        for merge in context.merges:
+            if merge.task != self.task:
+                continue
+            done = merge_some(
+                context.home,
+                context.plan.store_by_id[merge.store],
+                merge,
+                epoch=context.epoch,
+                watermark_ms=context.watermark_ms,
+                now_us=context.clock_us,
+                sync=context.sync,
+                verified_dir=context.verified_dir,
+                part_bytes=min(PART_BYTES, context.memory // 32),
+                more=lambda: time.perf_counter() < until,
+            )
+            added = [info.to_json() for info in done.added]
+            self.outbox.note(self.task, kind="merge", added=added, removed=done.removed, written=done.written)
+            reached("task.merge", context.epoch)
+            if time.perf_counter() >= until:
+                break
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Closes the results and hands everything to Spark."""
+        self.settle()
+        for query, writer in self.writers.items():
+            with self.timed("materialise"):
+                files = [asdict(file) for file in writer.close()]
+            self.outbox.note(self.task, kind="result", query=query, rows=writer.rows, files=files)
+        edges = {str(node): asdict(count) for node, count in self.prober.counts.items()}
+        reads = METER.since(self._metered)
+        work = {"edges": edges, "seconds": self.seconds, "driven": self.driven, "reads": reads}
+        self.outbox.note(self.task, kind="work", **work)
+        yield from self.outbox.batches()
+
+
+def _overlaps(info: SegmentInfo, times: Span) -> bool:
+    """The zone map: whether a segment can have rows with such event times."""
+    low, high = times
+    if info.min_time is None or info.max_time is None:
+        return True
+    return (low is None or info.max_time >= low) and (high is None or info.min_time <= high)
+
+
+@dataclass
+class _Timer:
+    """Adds the time spent inside `with` to `seconds[name]`, or takes it off."""
+
+    seconds: dict[str, float]
+    name: str
+    sign: int = 1
+    _begin: float = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + self.sign * (time.perf_counter() - self._begin)
+
+
+def _stored_columns(store: Store) -> list[str]:
+    extra = ([MASK] if store.masked else []) + ([ARRIVED] if store.ttl_us is not None else [])
+    return [c.name for c in store.columns] + extra
