@@ -20,7 +20,7 @@ from plait.order.orders import fixed
 from plait.query.graph import Equality, Window
 from plait.query.plan import Plan
 from plait.query.relation import Relation
-from plait.runtime import epoch, hops, task
+from plait.runtime import epoch, hops, work
 from plait.runtime.passes import Passes, Reads
 from plait.share.probe_trees import build_plan
 from plait.share.reoptimise import Planner
@@ -46,7 +46,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments, parts and blocks of a few rows, deep runs from the second tier on, one part of a merge per epoch."""
     monkeypatch.setattr(tiers, "SEGMENT_BYTES", 700)
     monkeypatch.setattr(deep, "BLOCK_BYTES", 300)
-    monkeypatch.setattr(task, "PART_BYTES", 1)
+    monkeypatch.setattr(work, "PART_BYTES", 1)
     monkeypatch.setattr("plait.runtime.epoch._IDLE_MERGE_SECONDS", 0.0)
 
 
@@ -95,7 +95,7 @@ def test_oracle_merges_cut_anywhere_lose_and_repeat_nothing(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if in_passes:
-            patch.setattr(task, "passes_for", many_passes)
+            patch.setattr(work, "passes_for", many_passes)
         if not roomy:
             patch.setattr(epoch, "task_memory", lambda *_: 4096)
         check_case(case, settings={"merge_share": 0.01}, look=SEEN)
