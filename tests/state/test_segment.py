@@ -138,19 +138,23 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_QUICK", -1)
 
 
-@both
-def test_a_small_segment_is_verified_by_every_process(tmp_path: Path, put: Write) -> None:
-    info = put(tmp_path, store(), everything())
-    verified = tmp_path / "verified"
-    open_segment(SegmentHome(str(tmp_path)), info, str(verified))
-    assert not verified.exists()
-    path = tmp_path / info.path
+def flip_a_bit(path: Path) -> None:
+    """As a disk would: neither size nor time of the file tell."""
     before = path.stat()
     bad = bytearray(path.read_bytes())
     bad[-100] ^= 1
     with path.open("r+b") as file:
         file.write(bad)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@both
+def test_a_small_segment_is_verified_by_every_process(tmp_path: Path, put: Write) -> None:
+    info = put(tmp_path, store(), everything())
+    verified = tmp_path / "verified"
+    open_segment(SegmentHome(str(tmp_path)), info, str(verified))
+    assert not verified.exists()
+    flip_a_bit(tmp_path / info.path)
     reader._open.clear()  # as a new process would begin
     with pytest.raises(CorruptionError, match="SEGMENT_CORRUPT"):
         open_segment(SegmentHome(str(tmp_path)), info, str(verified))
@@ -200,13 +204,7 @@ def test_markers_that_others_could_have_written_are_not_believed(tmp_path: Path,
     info = put(tmp_path, store(), everything())
     verified = tmp_path / "verified"
     open_segment(SegmentHome(str(tmp_path)), info, str(verified))
-    path = tmp_path / info.path
-    before = path.stat()
-    bad = bytearray(path.read_bytes())
-    bad[-100] ^= 1
-    with path.open("r+b") as file:
-        file.write(bad)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    flip_a_bit(tmp_path / info.path)
     verified.chmod(0o777)
     reader._open.clear()
     with pytest.raises(CorruptionError, match="SEGMENT_CORRUPT"):
