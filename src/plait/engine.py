@@ -34,6 +34,7 @@ from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
 from plait.runtime.session import forget_origins
 from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
+from plait.runtime.source_log import choose_sources, refuse_fixed
 from plait.share.reoptimise import Planner
 from plait.share.retention import final_us, with_ttls
 from plait.sql.catalyst import ReadQuery, read_query, relation_of, table_of
@@ -194,9 +195,11 @@ class Engine:
             tables=reduce(DataFrame.union, tables) if tables else None,
             progress=deque(maxlen=self.config.history),
         )
-        # Spark's checkpoint knows sources by position: it must not depend on the order of registration.
-        streams = [bucketised(self._frames[i.relation], i) for i in inputs if i.relation not in self._tables]
-        buckets = reduce(DataFrame.union, streams)
+        # Where Spark's checkpoint knows sources by position, it must not depend on the order of registration.
+        streams = [i for i in inputs if i.relation not in self._tables]
+        self._refuse_fixed_streams(plan)
+        sources = choose_sources(self.checkpoint, self.spark, {i.relation: self._frames[i.relation] for i in streams})
+        buckets = reduce(DataFrame.union, [bucketised(sources.frames[i.relation], i) for i in streams])
         spark_dir = self.checkpoint.spark_dir
         writer = (
             buckets.writeStream.queryName(f"plait-{self.checkpoint.id[:8]}-{self.checkpoint.token}")
@@ -215,7 +218,9 @@ class Engine:
         forget_origins(self.spark)
         try:
             catch_up(driver)
-            self._run = Run(writer.start(), driver)
+            sources.record(self.checkpoint)
+            with sources.starting(buckets.sparkSession):
+                self._run = Run(writer.start(), driver)
         except (PySparkException, Py4JError) as error:
             raise translated(error) from error
         return self._run
@@ -265,6 +270,12 @@ class Engine:
             self.checkpoint.put_catalog(now)
         else:
             refuse_changes(before, now)
+
+    def _refuse_fixed_streams(self, plan: Plan) -> None:
+        """Refuses other streams than before, where Spark cannot go on with them."""
+        before = self.checkpoint.catalog()
+        if before is not None:
+            refuse_fixed(self.checkpoint, self.spark, before["streams"], [i.relation for i in plan.inputs])
 
     def _refuse_if_running(self, what: str) -> None:
         if self._closed:
