@@ -4,7 +4,7 @@
     catalog.json  the registered queries    fence/        one file per driver that ever started
     log/          manifests                 receipts/     sinks that have taken an epoch
     results/      rows of queries without sink            spark/  Spark's own checkpoint
-    statistics.json  what the optimiser has learnt
+    statistics.json  what the optimiser has learnt        spark_names.json  names of Spark's sources
     state/        segments, unless `Config.state_dir` says where: then `<state_dir>/<id>`
 
 Contract.  `open` creates what is missing, takes the lock, then the next fencing token.  The lock refuses a second
