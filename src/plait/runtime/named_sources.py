@@ -6,7 +6,7 @@ and removed on an old checkpoint.  It takes the name on the reader, `spark.readS
 have no name, so the name is put into the analysed plan: every streaming leaf of it is replaced by its copy with a name.
 The copies have the columns, ids and options of the originals, so whatever stands above them stays valid.
 
-Costs about 5 ms per DataFrame, in calls into the JVM.
+Costs 5 to 10 ms per DataFrame when a streaming query starts, in calls into the JVM; nothing per epoch.
 """
 
 from __future__ import annotations
