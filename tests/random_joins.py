@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -477,7 +478,7 @@ def run_case(
     totals: dict[str, Bag] = {name: Counter() for name in case.queries}
     model = Model(case)
     with tempfile.TemporaryDirectory(prefix="plait-case-") as directory, Oracle() as oracle:
-        oracle.load({n: stamped(s.empty_table(), 0) for n, s in case.schemas.items()})
+        model.prepare(oracle)
 
         def started() -> LocalEngine:
             drawn = {
@@ -486,7 +487,7 @@ def run_case(
                 "compress_above": choose.choice((None, "0")),
                 "merge_share": choose.choice((0.01, 0.25, 0.9)),
             }
-            config = Config(**{"sync": False, "tasks": 1, **drawn, **(settings or {})})
+            config = Config(**{"sync": False, "tasks": 1, "max_future": None, **drawn, **(settings or {})})
             chosen = None if planner is None else planner(case)
             return LocalEngine(
                 directory,
@@ -524,7 +525,7 @@ def run_case(
                 report = engine.driver.progress[-1]
                 assert report["rows_late"] == {r: model.late.get(r, 0) for r in plan.ranks}
                 assert report["rows_out"] == {name: table.num_rows for name, table in added.items()}
-                yield Seen(totals, {name: oracle.bag(query.sql) for name, query in case.queries.items()}, report)
+                yield Seen(totals, {name: oracle.bag(model.sql(name)) for name in case.queries}, report)
         finally:
             engine.close()
 
@@ -544,39 +545,72 @@ def check_case(case: Case, **how: Any) -> list[dict[str, Any]]:
 
 @dataclass
 class Model:
-    """Spark's rule for late rows: at or below the watermark that was fixed at the end of the epoch before.
+    """Spark's rule for late rows, query by query: at or below the query's watermark at the end of the epoch before.
 
-    The watermark is the least, over all streams, of the latest event time less the delay; it does not exist before
-    every stream was seen, and never goes back.  Late rows count for it as well; rows that no query can use do not.
+    The watermark of a query is the least, over its streams, of the latest event time less the delay; it does not exist
+    before every stream was seen, and never goes back.  Late rows count for it as well; rows that the query cannot use
+    do not.  In the oracle's tables every row says for which queries it is late.
     """
 
     case: Case
-    watermark_ms: int | None = None
-    seen_ms: dict[str, int] = field(default_factory=dict)
+    marks_ms: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By query and stream."""
     late: dict[str, int] = field(default_factory=dict)
+    """By stream, the rows of the last epoch that were late for every query that can use them."""
+
+    def prepare(self, oracle: Oracle) -> None:
+        empty = {n: stamped(s.empty_table(), 0) for n, s in self.case.schemas.items()}
+        for name in self.case.queries:
+            empty = {n: t.append_column(f"late_{name}", pa.array([], pa.bool_())) for n, t in empty.items()}
+        oracle.load(empty)
+
+    def sql(self, query: str) -> str:
+        """The query over the rows that are not late for it."""
+        seen = rf"FROM (SELECT * FROM \1 WHERE NOT late_{query})"
+        return re.sub(r"FROM (r\d+)\b", seen, self.case.queries[query].sql)
+
+    def watermark(self, query: str) -> int | None:
+        graph = self.case.graphs[query]
+        timed = {a.relation for a in graph.aliases if self.case.relations[a.relation].delay_ms is not None}
+        marks = [self.marks_ms[query, r] for r in timed if (query, r) in self.marks_ms]
+        return min(marks) if marks and len(marks) == len(timed) else None
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The least of all."""
+        known = [at for query in self.case.queries if (at := self.watermark(query)) is not None]
+        return min(known, default=None)
 
     def arrive(self, oracle: Oracle, arrivals: dict[str, pa.Table], clock_us: int) -> None:
         self.late = {}
-        used = {alias.relation for graph in self.case.graphs.values() for alias in graph.aliases}
+        before = {query: self.watermark(query) for query in self.case.queries}
         for name, table in arrivals.items():
-            relation, filters = self.case.relations[name], self.case.filters(name)
-            table = stamped(table, clock_us)
-            if relation.time_column is None or name not in used:
-                oracle.append(name, table)
+            relation = self.case.relations[name]
+            oracle.load({"new": stamped(table, clock_us)})
+            marks = {q: at if relation.time_column is not None else None for q, at in before.items()}
+            late = {
+                q: "false" if at is None else f"coalesce(epoch_us(ts) <= {at * 1000}, false)" for q, at in marks.items()
+            }
+            columns = ", ".join(["*", *(f"{text} AS late_{q}" for q, text in late.items())])
+            oracle.connection.execute(f"INSERT INTO {name} SELECT {columns} FROM new")
+            readers = [(q, a) for q, g in self.case.graphs.items() for a in g.aliases if a.relation == name]
+            if relation.time_column is None or not readers:
                 continue
-            texts = [f"({text})" for text in filters if text is not None]
-            wanted = "true" if None in filters else " OR ".join(texts)
-            wanted = " AND ".join([f"({wanted})", *(f"{c} IS NOT NULL" for c in sorted(self.case.required(name)))])
-            oracle.load({"new": table})
-            mark = "NULL" if self.watermark_ms is None else str(self.watermark_ms * 1000)
-            oracle.connection.execute(
-                f"INSERT INTO {name} SELECT * FROM new WHERE (epoch_us(ts) <= {mark}) IS NOT TRUE"
-            )
-            self.late[name] = oracle.count(f"SELECT * FROM new WHERE ({wanted}) AND epoch_us(ts) <= {mark}")
-            newest = oracle.connection.execute(f"SELECT max(epoch_us(ts)) FROM new WHERE {wanted}").fetchall()[0][0]
-            if newest is not None:
-                self.seen_ms[name] = max(newest // 1000, self.seen_ms.get(name, newest // 1000))
-        delays = {r.name: r.delay_ms for r in self.case.relations.values() if r.name in used and r.delay_ms is not None}
-        if delays and delays.keys() <= self.seen_ms.keys():
-            now = min(self.seen_ms[name] - delay for name, delay in delays.items())
-            self.watermark_ms = now if self.watermark_ms is None else max(now, self.watermark_ms)
+            present = " AND ".join(["true", *(f"{c} IS NOT NULL" for c in sorted(self.case.required(name)))])
+            usable = " OR ".join(f"({a.filter or 'true'})" for _, a in readers)
+            seen = " OR ".join(f"(({a.filter or 'true'}) AND NOT {late[q]})" for q, a in readers)
+            gone = f"SELECT * FROM new WHERE {present} AND ({usable}) AND ({seen}) IS NOT TRUE"
+            self.late[name] = oracle.count(gone)
+            for query in {q for q, _ in readers}:
+                self._move(oracle, query, relation)
+
+    def _move(self, oracle: Oracle, query: str, relation: Relation) -> None:
+        graph = self.case.graphs[query]
+        mine = [a for a in graph.aliases if a.relation == relation.name]
+        required = frozenset.intersection(*(graph.required(a.name) for a in mine))
+        wanted = " OR ".join(f"({a.filter or 'true'})" for a in mine)
+        wanted = " AND ".join([f"({wanted})", *(f"{c} IS NOT NULL" for c in sorted(required))])
+        newest = oracle.connection.execute(f"SELECT max(epoch_us(ts)) FROM new WHERE {wanted}").fetchall()[0][0]
+        if newest is not None:
+            at = newest // 1000 - (relation.delay_ms or 0)
+            self.marks_ms[query, relation.name] = max(at, self.marks_ms.get((query, relation.name), at))

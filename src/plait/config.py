@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import ConfigError
+from plait.query.durations import parse_duration
 
 KEY_GROUPS = 1024
 """Key groups per store: the finest grain in which tasks can own a store.  Part of the checkpoint format."""
@@ -94,6 +95,14 @@ class Config:
     chunk_rows: int = 1 << 18
     """Result rows materialised at a time: what a hot key can cost in memory, and what fits the CPU cache."""
 
+    max_future: str | None = "1 day"
+    """An event time further ahead of the clock than this moves no watermark: one wrong row would let all state expire.
+    Such rows are joined like others, and counted.  None lets every row move it."""
+
+    on_missing_query: str = "refuse"
+    """What a start does about a query that lives on the checkpoint and that the program neither defines nor drops:
+    `refuse`, or `drop` it."""
+
     snapshot_every: int = 16
     """Every n-th manifest is a full snapshot, so that a restart reads at most n of them."""
 
@@ -124,6 +133,7 @@ class Config:
             ("driver_policy", DRIVER_POLICIES),
             ("cost_model", COST_MODELS),
             ("cost_variant", COST_VARIANTS),
+            ("on_missing_query", ("refuse", "drop")),
         )
         for name, known in choices:
             if (value := getattr(self, name)) not in known:
@@ -146,9 +156,18 @@ class Config:
             bytes_of("compress_above", self.compress_above)
         if self.cache_limit is not None:
             bytes_of("cache_limit", self.cache_limit)
+        try:
+            _ = self.max_future_us
+        except ValueError as error:
+            raise ConfigError("CONFIG", f"max_future: {error}", 'write, for example, "1 day"') from None
         _in_range("snapshot_every", self.snapshot_every, 1, 10_000)
         _in_range("gc_grace_seconds", self.gc_grace_seconds, 0, float("inf"))
         _in_range("history", self.history, 1, 1_000_000)
+
+    @property
+    def max_future_us(self) -> int | None:
+        """`max_future` in microseconds."""
+        return None if self.max_future is None else parse_duration(self.max_future)
 
     def with_spark_settings(self, settings: Mapping[str, str]) -> Config:
         """Fields named `spark.plait.<field>` in `settings` override those of this config.

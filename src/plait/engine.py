@@ -9,6 +9,8 @@ import shutil
 import tempfile
 import warnings
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import count
 from typing import Any
@@ -18,28 +20,37 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from plait.catalog.registry import catalog_of, refuse_changes
+from plait.admission import Admission, Admitted, Asked, admitted
+from plait.catalog.catalog import Catalog, QueryEntry, shown
+from plait.catalog.changes import Definition, refuse_another_text, same_text
+from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
-from plait.errors import PlaitError, QueryError, RecomputationWarning, StreamError
+from plait.errors import CheckpointError, PlaitError, QueryError, RecomputationWarning, StreamError
 from plait.explain import explain, explain_stages
 from plait.query.graph import JoinGraph
+from plait.query.layout import Layout
 from plait.query.plan import Plan
 from plait.query.relation import Relation
 from plait.runtime.answers import Answer, LiveResults, Sources
 from plait.runtime.answers import output_mode as choose_mode
 from plait.runtime.bucketise import bucketised
-from plait.runtime.deliver import catch_up
+from plait.runtime.deliver import catch_up, deliver_joined
 from plait.runtime.epoch import Driver, refuse_gap, run_epoch
 from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
 from plait.runtime.session import forget_origins
 from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
-from plait.runtime.source_log import choose_sources, refuse_fixed
+from plait.runtime.source_log import can_change_streams, choose_sources, refuse_fixed
 from plait.share.reoptimise import Planner
 from plait.share.retention import final_us, with_ttls
 from plait.sql.catalyst import ReadQuery, read_query, relation_of, table_of
 from plait.sql.residual import Residual, only_aggregate
+from plait.state import catalogs
 from plait.state.checkpoint import Checkpoint
+from plait.state.manifest import LiveState, Manifest, modernised
+
+KEEP = ("used", "all")
+SINCE = ("now", "state", "new")
 
 
 class Engine:
@@ -58,41 +69,52 @@ class Engine:
         settings = {k: v for k, v in spark.sparkContext.getConf().getAll() if k.startswith("spark.plait.")}
         self.config = (config or Config()).with_spark_settings(settings)
         self.checkpoint = Checkpoint(checkpoint, self.config).open()
+        found = catalogs.newest(self.checkpoint.files)
+        self._catalog = Catalog() if found is None else Catalog.from_json(found)
         self._frames: dict[str, DataFrame] = {}
         self._relations: dict[str, Relation] = {}
         self._tables: set[str] = set()
-        self._graphs: dict[str, JoinGraph] = {}
-        self._queries: dict[str, ReadQuery] = {}
-        self._answers: dict[str, Answer] = {}
-        self._sinks: dict[str, Sink] = {}
+        self._queries: dict[str, RegisteredQuery] = {}
+        self._dropped: set[str] = set()
         self._run: Run | None = None
-        self._planner: Planner | None = None
+        self._admission: Admission | None = None
+        self._live = LiveState()
         self._closed = False
 
-    def stream(self, name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None) -> None:
+    def stream(
+        self, name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None, keep: str = "used"
+    ) -> None:
         """Registers a streaming DataFrame.  Its watermark comes from `df.withWatermark`; `ttl` bounds its state.
 
         With a TTL a row can be matched for that long after the epoch in which it arrived; a query may give it by the
         hint `STATE_TTL` instead.  `needed` is an SQL condition over the row's own columns: a row for which it is true
         when it arrives outlives the TTL.
+
+        `keep="used"` stores what queries use.  `keep="all"` also keeps all rows as they are, within the TTL, for
+        queries that are added later: whatever columns and filters they have, they find the past.
         """
-        self._refuse_if_running("a stream cannot be added")
+        self.refuse_if_running("a stream cannot be added")
         if not hasattr(df, "_jdf"):
             raise StreamError(
                 "NOT_STREAMING", f"{name} is not a DataFrame of a classic session", "read it with spark.readStream"
             )
         if name in self._relations:
             raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
-        self._relations[name] = relation_of(name, df, ttl, needed)
-        self._planner = None
+        if keep not in KEEP:
+            raise StreamError(
+                "KEEP", f"keep={keep!r} of stream {name!r} is not known", f"use one of: {', '.join(KEEP)}"
+            )
+        self._relations[name] = replace(relation_of(name, df, ttl, needed), keep=keep)
+        self._admission = None
+        self._dropped.discard(name)
         self._frames[name] = df
 
     def table(self, name: str, df: DataFrame) -> None:
         """Registers a batch DataFrame that queries may join with streams.
 
-        Its rows are read once, with the first epoch, and never again: what they are then they stay.
+        Its rows are read once, with the first epoch that a query needs them, and stay what they are then.
         """
-        self._refuse_if_running("a table cannot be added")
+        self.refuse_if_running("a table cannot be added")
         if name in self._relations:
             raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
         if not hasattr(df, "_jdf") or df.isStreaming:
@@ -101,36 +123,96 @@ class Engine:
             )
         self._relations[name] = table_of(name, df)
         self._tables.add(name)
-        self._planner = None
+        self._admission = None
+        self._dropped.discard(name)
         self._frames[name] = df
 
-    def query(self, name: str, sql: str, output_mode: str | None = None) -> QueryHandle:
-        """Registers a query over the streams; it is read, checked and planned at once, and runs from `start` on.
+    def query(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
+        """Registers a query over the streams; it is read and checked at once, and runs from `start` on.
 
         `output_mode` says what sinks get, in Spark's words: rows as they are joined (`append`, of queries that only
         join, filter and project), the whole answer after every epoch (`complete`, of all others), the groups that have
         changed (`update`, of aggregates), or those that have become final (`append`, of aggregates by windows of event
         time).
+
+        On a checkpoint that has run, a query that lives there goes on, and a new one begins.  `since` says with which
+        past: `now`, the default, gives results with at least one new row, whose partners may be older; `state` gives
+        also the results among rows that are there; `new` takes no notice of older rows.  A query that lives there with
+        another text is refused: see `replace`.
         """
-        self._refuse_if_running("a query cannot be added")
+        return self._define(name, sql, output_mode, since, replaces=False)
+
+    def replace(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
+        """Registers a query like `query`, instead of the one that lives under this name.
+
+        With the text that lives there already nothing changes, so the call may stay in the program.  Rows that were
+        committed under the old text have gone to the old sink; those that were kept are deleted.
+        """
+        return self._define(name, sql, output_mode, since, replaces=True)
+
+    def drop(self, name: str) -> None:
+        """Ends a query, a stream or a table that lives on the checkpoint, with the next start.
+
+        Its kept results and the state that serves no other query are deleted.  What is not there is no error, so the
+        call may stay in the program.
+        """
+        self.refuse_if_running("nothing can be dropped")
+        self._queries.pop(name, None)
+        if name in self._relations and not self._readers(name):
+            del self._relations[name], self._frames[name]
+            self._tables.discard(name)
+        elif name in self._relations:
+            readers = ", ".join(self._readers(name))
+            raise StreamError("STREAM_IN_USE", f"{name!r} is read by {readers}", "drop these queries first")
+        self._dropped.add(name)
+        self._admission = None
+
+    def _readers(self, relation: str) -> list[str]:
+        return [
+            name
+            for name, query in self._queries.items()
+            if any(a.relation == relation for graph in query.graphs.values() for a in graph.aliases)
+        ]
+
+    def _define(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
+        self.refuse_if_running("a query cannot be added")
         if name in self._queries:
             raise QueryError("DUPLICATE_QUERY", f"a query called {name!r} is registered already", "use another name")
         if not (name.isascii() and name.isidentifier()):
             raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
+        if since is not None and since not in SINCE:
+            raise QueryError("SINCE", f"since={since!r} is not known", f"use one of: {', '.join(SINCE)}")
+        lives = self._catalog.queries.get(name)
+        if lives is not None and not replaces and name not in self._dropped:
+            refuse_another_text(lives, sql)
+        goes_on = lives is not None and name not in self._dropped and same_text(lives.sql, sql)
+        id = lives.id if lives is not None and goes_on else self._catalog.next_id(name)
         schemas = {stream: df.schema for stream, df in self._frames.items()}
-        read = read_query(self.spark, self._relations, schemas, name, sql)
+        read = read_query(self.spark, self._relations, schemas, id, sql)
         self._refuse_tables_only(name, read)
         with_ttls({**self._graphs, **read.graphs}, self._relations)
         mode = choose_mode(name, read.residual, output_mode)
+        if read.residual is not None and len(read.residual.sources) > 1 and since == "now":
+            raise QueryError(
+                "SINCE",
+                f"query {name!r} asks what is not there (a semi, anti or outer join, or several sources), so all its "
+                "streams must begin at one time",
+                'use since="new", or since="state"',
+            )
         wait_us = self._final_us(name, read.residual) if mode == "append" and read.residual is not None else 0
-        self._queries[name] = read
-        self._graphs |= read.graphs
-        self._sinks |= {graph: Keep() for graph in read.graphs}
+        made = RegisteredQuery(id, name, sql, read, mode, since, replaces)
         if read.residual is not None:
-            self._answers[name] = Answer(name, read.residual, mode, Keep(), wait_us)
+            made.answer = Answer(id, read.residual, mode, Keep(), wait_us)
             _warn_of_recomputation(name, read.residual)
-        self._planner = None
+        self._queries[name] = made
+        self._dropped.discard(name)
+        self._admission = None
         return QueryHandle(self, name)
+
+    @property
+    def _graphs(self) -> dict[str, JoinGraph]:
+        """The joins of all registered queries."""
+        return {join: graph for query in self._queries.values() for join, graph in query.graphs.items()}
 
     def sql(self, text: str, name: str | None = None, output_mode: str | None = None) -> QueryHandle:
         """Registers a query like `query`, under a name of its own choosing unless one is given."""
@@ -153,51 +235,86 @@ class Engine:
             known = ", ".join(self._queries) or "none registered yet"
             raise QueryError("NO_QUERY", f"no query is called {name!r}", f"use one of: {known}")
         if stages:
-            return "\n".join(explain_stages(n, self._queries[n]) for n in ([name] if name else self._queries))
+            return "\n".join(explain_stages(n, self._queries[n].read) for n in ([name] if name else self._queries))
         planner = self._planned()
-        return explain(planner.plan, self._graphs, self._relations, format, planner.report())
+        assert self._admission is not None
+        now = self._admission.now
+        return explain(planner.plan, planner.graphs, self._relations, format, planner.report(), now.catalog)
 
     def _planned(self) -> Planner:
-        """The planner of all registered queries; a new one when queries have been added."""
-        if not self._graphs:
+        """The planner of all registered queries; a new one when something has been registered or dropped."""
+        if not self._queries:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
-        if self._planner is None:
-            self._planner = Planner(dict(self._graphs), dict(self._relations), self.config)
-        return self._planner
+        if self._admission is None:
+            self._admission = self._admit()
+        if self._admission.planner is None:
+            self._admission.begin(self._live, None)
+        assert self._admission.planner is not None
+        return self._admission.planner
+
+    def _admit(self) -> Admission:
+        """What the next epoch would run with."""
+        asked = Asked(
+            relations=dict(self._relations),
+            tables=frozenset(self._tables),
+            definitions={name: query.definition for name, query in self._queries.items()},
+            dropped=frozenset(self._dropped),
+            on_missing=self.config.on_missing_query,
+        )
+        self._live = self.checkpoint.log.live()
+        if self._live.legacy or (self._catalog.version < 0 and self.checkpoint.catalog() is not None):
+            self._upgrade(asked)
+        now = admitted(self._catalog, asked, self._live)
+        if self._catalog.version < 0 and not can_change_streams(self.checkpoint, self.spark):
+            positions = tuple(sorted(name for name in self._relations if name not in self._tables))
+            now = Admitted(replace(now.catalog, positions=positions), now.allocation, now.graphs)
+        return Admission(self.checkpoint, self.config, asked, now, self.watermark_policy)
+
+    def _upgrade(self, asked: Asked) -> None:
+        """A checkpoint of format 3: what it says is said again in today's terms, and committed with the next epoch."""
+        old = self.checkpoint.catalog()
+        assert old is not None, "manifests of format 3 come with a catalog.json"
+        if self._catalog.version < 0:
+            self._catalog = upgraded(old, asked.relations, asked.tables, asked.definitions)
+            catalogs.put(self.checkpoint.files, 0, self._catalog.to_json())
+        if self._live.legacy:
+            self._live = modernised(self._live, self._catalog.layout, filters_of(old, self._catalog.layout))
 
     def start(self, available_now: bool = False, every: str | None = None) -> Run:
         """Starts all queries: over what is available now, or for ever (`every` fixes the pace, such as "1 second")."""
-        self._refuse_if_running("it cannot be started")
+        self.refuse_if_running("it cannot be started")
         if available_now and every is not None:
             raise StreamError("TRIGGER", "available_now and every exclude each other", "give one of them")
-        planner = self._planned()
-        if self._run is None and (learnt := self.checkpoint.statistics()) is not None:
-            planner.recall(learnt)
-        plan = planner.plan
-        live = self.checkpoint.log.live()
+        if not self._queries:
+            raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
         refuse_gap(self.checkpoint)
+        admission = self._admission = self._admit()
+        planner = admission.begin(self._live, self.checkpoint.statistics())
+        plan = planner.plan
         rows = ResultRows(self.spark, plan, self.checkpoint)
-        inputs = sorted(plan.inputs, key=lambda i: i.relation)
-        tables = [bucketised(self._frames[i.relation], i) for i in inputs if i.relation in self._tables]
+        layout, epoch = admission.now.allocation.layout, self._live.epoch + 1
+        inputs = sorted(layout.inputs, key=lambda i: i.relation)
         driver = Driver(
             spark=self.spark,
             plan=plan,
             checkpoint=self.checkpoint,
             config=self.config,
-            sinks=self._sinks,
+            sinks=self._sinks(),
             rows=rows,
-            live=live,
+            live=self._live,
             verified_dir=_verified_dir(self.checkpoint),
-            watermark_policy=self.spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min") or "min",
+            watermark_policy=admission.policy,
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             planner=planner,
-            sources=Sources(self._answers, LiveResults.read(self.checkpoint.log)),
-            tables=reduce(DataFrame.union, tables) if tables else None,
+            changes=admission,
+            sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, admission.policy)),
+            tables=self._loads(admission.now, epoch),
             progress=deque(maxlen=self.config.history),
         )
+        positions = admission.now.catalog.positions
+        self._refuse_other_positions(positions, layout)
         # Where Spark's checkpoint knows sources by position, it must not depend on the order of registration.
-        streams = [i for i in inputs if i.relation not in self._tables]
-        self._refuse_fixed_streams(plan)
+        streams = [i for i in inputs if not i.table and (positions is None or i.relation in positions)]
         sources = choose_sources(self.checkpoint, self.spark, {i.relation: self._frames[i.relation] for i in streams})
         buckets = reduce(DataFrame.union, [bucketised(sources.frames[i.relation], i) for i in streams])
         spark_dir = self.checkpoint.spark_dir
@@ -214,9 +331,11 @@ class Engine:
             except PySparkException as error:
                 cause = f"every={every!r} is not a time between epochs"
                 raise StreamError("TRIGGER", cause, 'write, for example, "1 second"') from error
-        self._check_catalog(plan)
+        self._deliver_to_old_sinks(driver, admission.now.catalog)
         forget_origins(self.spark)
         try:
+            admission.put(self._catalog)
+            self._catalog, self._dropped = admission.now.catalog, set()
             catch_up(driver)
             sources.record(self.checkpoint)
             with sources.starting(buckets.sparkSession):
@@ -224,6 +343,69 @@ class Engine:
         except (PySparkException, Py4JError) as error:
             raise translated(error) from error
         return self._run
+
+    def _sinks(self) -> dict[str, Sink]:
+        """By join: queries that only join have their own, the others' rows are kept for their answers."""
+        return {
+            join: Keep() if query.answer is not None else query.sink
+            for query in self._queries.values()
+            for join in query.graphs
+        }
+
+    def _answers(self) -> dict[str, Answer]:
+        return {query.id: query.answer for query in self._queries.values() if query.answer is not None}
+
+    def _loads(self, now: Admitted, epoch: int) -> dict[int, DataFrame]:
+        """The tables of which a store is new in this epoch, or that a new query reads by itself."""
+        layout, frames = now.allocation.layout, []
+        new = {j for q in now.catalog.queries.values() if q.live_since == epoch for j in q.joins}
+        scans = {now.graphs[j].aliases[0].relation for j in new if len(now.graphs[j].aliases) == 1}
+        for source in sorted(layout.inputs, key=lambda i: i.relation):
+            edges = [
+                e
+                for e in source.edges
+                if (e.store is None and source.relation in scans)
+                or (e.store is not None and layout.store_by_id[e.store].since == epoch)
+            ]
+            if source.table and edges:
+                frames.append(bucketised(self._frames[source.relation], replace(source, edges=tuple(edges))))
+        return {epoch: reduce(DataFrame.union, frames)} if frames else {}
+
+    def _refuse_other_positions(self, positions: tuple[str, ...] | None, layout: Layout) -> None:
+        """Where Spark knows sources by position, queries can read the streams that were there at the beginning."""
+        used = {i.relation for i in layout.inputs if i.edges and not i.table}
+        if positions is not None and not used <= set(positions):
+            refuse_fixed(self.checkpoint, self.spark, positions, {*positions, *used})
+        if positions is not None and not set(positions) <= set(self._frames):
+            refuse_fixed(self.checkpoint, self.spark, positions, set(positions) & set(self._frames))
+
+    def _deliver_to_old_sinks(self, driver: Driver, catalog: Catalog) -> None:
+        """Rows of the last epoch that have not reached the sink of a query which ends now."""
+        last = self.checkpoint.log.last()
+        manifest = None if last is None else self.checkpoint.log.read(last)
+        living = {entry.id for entry in catalog.queries.values()}
+        for entry in self._catalog.queries.values():
+            kind = None if entry.sink is None else entry.sink["kind"]
+            if manifest is None or entry.id in living or kind in (None, "noop", "memory", "console"):
+                continue
+            if entry.id in self.checkpoint.log.receipt(manifest.epoch) or entry.live_since is None:
+                continue
+            if entry.live_since > manifest.epoch:
+                continue
+            self._deliver_once(driver, entry, manifest)
+
+    def _deliver_once(self, driver: Driver, entry: QueryEntry, manifest: Manifest) -> None:
+        if entry.sink is None or entry.sink["kind"] != "parquet" or entry.joins != (entry.id,):
+            raise CheckpointError(
+                "SINK_UNSERVED",
+                f"rows of epoch {manifest.epoch} have not reached the sink of query {entry.name!r}, which ends now",
+                "start once more with its old text and sink; then drop or replace it",
+            )
+        sink = make_sink("parquet", entry.name, _no_rows, entry.sink["options"], self.config.sync)
+        schemas = {stream: df.schema for stream, df in self._frames.items()}
+        read = read_query(self.spark, self._relations, schemas, entry.id, entry.sql)
+        assert entry.id in read.graphs
+        deliver_joined(driver, manifest, entry.id, sink, tuple((o.name, o.type) for o in read.graphs[entry.id].outputs))
 
     def close(self) -> None:
         """Stops the run, if any, and lets the checkpoint go."""
@@ -262,26 +444,76 @@ class Engine:
             )
         return found
 
-    def _check_catalog(self, plan: Plan) -> None:
-        """Records what the checkpoint is made for on the first start; later, refuses what does not fit it."""
-        now = catalog_of(plan, self._graphs, self._relations)
-        before = self.checkpoint.catalog()
-        if before is None:
-            self.checkpoint.put_catalog(now)
-        else:
-            refuse_changes(before, now)
+    def registered(self, name: str) -> RegisteredQuery:
+        """A query that the program has defined."""
+        if name not in self._queries:
+            raise QueryError("NO_QUERY", f"no query is called {name!r}", "it was dropped; define it again")
+        return self._queries[name]
 
-    def _refuse_fixed_streams(self, plan: Plan) -> None:
-        """Refuses other streams than before, where Spark cannot go on with them."""
-        before = self.checkpoint.catalog()
-        if before is not None:
-            refuse_fixed(self.checkpoint, self.spark, before["streams"], [i.relation for i in plan.inputs])
+    def entry(self, name: str) -> QueryEntry | None:
+        """A query as the catalog has it, once the engine has started with it."""
+        catalog = self._catalog if self._run is None or self._admission is None else self._admission.now.catalog
+        found = catalog.queries.get(name)
+        return found if found is not None and found.id == self.registered(name).id else None
 
-    def _refuse_if_running(self, what: str) -> None:
+    @property
+    def watermark_policy(self) -> str:
+        """How the watermark of a query follows from those of its streams: Spark's setting."""
+        return self.spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min") or "min"
+
+    def refuse_if_running(self, what: str) -> None:
+        """Raises if the engine runs, or is closed."""
         if self._closed:
             raise StreamError("CLOSED", f"the engine is closed: {what}", "make a new engine on the same checkpoint")
         if self._run is not None and self._run.is_active:
             raise StreamError("RUNNING", f"the engine is running: {what}", "stop the run first")
+
+
+@dataclass(eq=False)
+class RegisteredQuery:
+    """A query as the program has defined it, read and checked."""
+
+    id: str
+    name: str
+    sql: str
+    read: ReadQuery
+    mode: str
+    since: str | None
+    replaces: bool
+    sink: Sink = field(default_factory=Keep)
+    """Where its rows go, or its answers."""
+    described: Mapping[str, Any] | None = None
+    """Kind and options of the sink, as far as they can be written down."""
+    answer: Answer | None = None
+    """What Spark makes of its rows, if they are not the answer themselves."""
+
+    @property
+    def graphs(self) -> dict[str, JoinGraph]:
+        """Its joins by name."""
+        return self.read.graphs
+
+    @property
+    def definition(self) -> Definition:
+        """What admission must know of it."""
+        residual = self.read.residual
+        return Definition(
+            id=self.id,
+            name=self.name,
+            sql=self.sql,
+            graphs=self.graphs,
+            mode=self.mode,
+            since=self.since,
+            one_floor=residual is not None and len(residual.sources) > 1,
+            sink=self.described,
+            replaces=self.replaces,
+        )
+
+    def use(self, sink: Sink, kind: str, options: Mapping[str, Any]) -> None:
+        """Another sink."""
+        plain = {name: value for name, value in options.items() if isinstance(value, str | int | float | bool)}
+        self.sink, self.described = sink, {"kind": kind, "options": plain}
+        if self.answer is not None:
+            self.answer.sink = sink
 
 
 class QueryHandle:
@@ -292,27 +524,44 @@ class QueryHandle:
         self.name = name
 
     @property
+    def _query(self) -> RegisteredQuery:
+        return self._engine.registered(self.name)
+
+    @property
     def output_mode(self) -> str:
         """What its sink gets after an epoch: `append`, `update` or `complete`."""
-        answer = self._engine._answers.get(self.name)
-        return "append" if answer is None else answer.mode
+        return self._query.mode
 
     @property
     def joins(self) -> tuple[str, ...]:
         """What plans and progress reports call its joins: its own name, or, of a whole query, `name.1`, `name.2` …"""
-        return tuple(self._engine._queries[self.name].graphs)
+        return tuple(shown(join) for join in self._query.graphs)
+
+    @property
+    def status(self) -> str:
+        """`pending` before the engine has started with it, `building` while a store is filled for it, then `live`."""
+        entry = self._engine.entry(self.name)
+        return "pending" if entry is None else entry.status
+
+    @property
+    def live_since(self) -> int | None:
+        """The first epoch with results of it; None while there is none."""
+        entry = self._engine.entry(self.name)
+        return None if entry is None else entry.live_since
+
+    @property
+    def floors(self) -> dict[str, int]:
+        """Per alias the first epoch whose rows it sees, once it is admitted."""
+        entry = self._engine.entry(self.name)
+        return {} if entry is None else {a: f for floors in entry.floors.values() for a, f in floors.items()}
 
     def sink(self, kind: str, **options: Any) -> QueryHandle:
         """Where the rows go: noop, console(rows=), memory, parquet(path=), foreach_batch(fn=)."""
-        engine = self._engine
-        engine._refuse_if_running("a sink cannot be changed")
-        made = make_sink(kind, self.name, self.results, options, engine.config.sync)
-        if self.name in engine._answers:
-            if self.output_mode != "append":
-                refuse_appending(kind, self.name)
-            engine._answers[self.name].sink = made
-        else:
-            engine._sinks[self.name] = made
+        self._engine.refuse_if_running("a sink cannot be changed")
+        made = make_sink(kind, self.name, self.results, options, self._engine.config.sync)
+        if self._query.answer is not None and self.output_mode != "append":
+            refuse_appending(kind, self.name)
+        self._query.use(made, kind, options)
         return self
 
     def foreach_batch(self, fn: Any) -> QueryHandle:
@@ -321,17 +570,15 @@ class QueryHandle:
 
     def results(self) -> DataFrame:
         """All committed rows, exactly once; of a query that is more than a join, its answer so far."""
-        engine = self._engine
-        if self.name in engine._answers:
-            refuse_gap(engine.checkpoint)
-            rows = ResultRows(engine.spark, engine.plan, engine.checkpoint)
-            return engine._answers[self.name].frame(rows, LiveResults.read(engine.checkpoint.log))
-        sink = engine._sinks[self.name]
+        engine, query = self._engine, self._query
         rows = ResultRows(engine.spark, engine.plan, engine.checkpoint)
-        if sink.keeps_rows:
+        if query.answer is not None:
             refuse_gap(engine.checkpoint)
-            return rows.all(self.name)
-        delivered = sink.results(engine.spark, rows.schema(self.name))
+            return query.answer.frame(rows, LiveResults.read(engine.checkpoint.log, engine.watermark_policy))
+        if query.sink.keeps_rows:
+            refuse_gap(engine.checkpoint)
+            return rows.all(query.id)
+        delivered = query.sink.results(engine.spark, rows.schema(query.id))
         if delivered is None:
             raise QueryError(
                 "RESULTS_NOT_KEPT",
@@ -434,6 +681,10 @@ def _warn_of_recomputation(name: str, residual: Residual) -> None:
         RecomputationWarning,
         stacklevel=3,
     )
+
+
+def _no_rows() -> DataFrame:
+    raise AssertionError("a parquet sink copies files")
 
 
 def _verified_dir(checkpoint: Checkpoint) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from plait.catalog.catalog import Catalog
 from plait.errors import ConfigError
 from plait.query.graph import JoinGraph
 from plait.query.plan import Node, Plan, ProbeTree, Store
@@ -23,6 +24,7 @@ def explain(
     relations: Mapping[str, Relation],
     format: str,
     optimiser: Mapping[str, Any] | None = None,
+    catalog: Catalog | None = None,
 ) -> str:
     """What the engine will do, for people (`text`), programs (`json`) or Graphviz (`dot`).
 
@@ -34,7 +36,7 @@ def explain(
         return "\n".join(_dot(plan, graphs)) + "\n"
     if format != "text":
         raise ConfigError("EXPLAIN_FORMAT", f"there is no format {format!r}", f"use one of: {', '.join(FORMATS)}")
-    lines = [*_text(plan, graphs, relations), *_optimiser_text(optimiser or {})]
+    lines = [*_text(plan, graphs, relations), *_catalog_text(catalog), *_optimiser_text(optimiser or {})]
     return "\n".join(lines) + "\n"
 
 
@@ -63,9 +65,9 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
             unless = "" if source.needed is None else f" unless {source.needed}"
             parts.append(f"TTL {source.ttl_us / 1e6:g} s{unless}")
         yield f"  {source.relation}: {'; '.join(parts)}"
-        for number, text in enumerate(source.filters):
-            if text is not None:
-                yield f"    filter{'' if len(source.filters) == 1 else f' bit {number}'}: {text}"
+        for number, f in enumerate(source.filters):
+            if f.text is not None:
+                yield f"    filter{'' if len(source.filters) == 1 else f' bit {number}'}: {f.text}"
     yield ""
     yield "Stores"
     for store in plan.stores:
@@ -74,6 +76,22 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
     yield "Probe trees"
     for tree in plan.trees:
         yield from _tree_text(plan, tree)
+
+
+def _catalog_text(catalog: Catalog | None) -> Iterator[str]:
+    """What differs from a checkpoint whose queries were all there from the beginning."""
+    if catalog is None:
+        return
+    late = [q for q in catalog.queries.values() if q.admitted or q.status != "live"]
+    if late:
+        yield ""
+        yield f"Queries that came later (catalog version {catalog.version})"
+    for query in late:
+        live = "waits for a store" if query.live_since is None else f"live since epoch {query.live_since}"
+        floors = [f"{a} from epoch {f} on" for of in query.floors.values() for a, f in of.items()]
+        yield f"  {query.name} (since={query.since}): {live}; sees rows of {', '.join(floors)}"
+    for build in catalog.layout.builds:
+        yield f"  building {build.store} from {build.source}: rows that arrived before epoch {build.before}"
 
 
 def _optimiser_text(report: Mapping[str, Any]) -> Iterator[str]:

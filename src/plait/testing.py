@@ -30,20 +30,21 @@ from pyspark.sql.types import StructType
 from plait.config import Config
 from plait.engine import Engine
 from plait.query.expr import Expr
-from plait.query.plan import MASK, NEEDED, Input, Plan
+from plait.query.plan import NEEDED, Input, Plan, mask_columns
 from plait.runtime import commit as commits
 from plait.runtime.bucketise import PROPERTY, EpochParameters, buckets
 from plait.runtime.deliver import deliver
-from plait.runtime.epoch import Driver, Epoch, Planner, commit, observe, prepare
-from plait.runtime.evaluate import holds
+from plait.runtime.epoch import Changes, Driver, Epoch, Planner, commit, observe, prepare, replan
 from plait.runtime.exchange import DESCRIPTOR, Outbox
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep
 from plait.runtime.task import every_hop, first_hop, later_hop
 from plait.runtime.work import EpochTask, Work
 from plait.state.checkpoint import Checkpoint
+from plait.state.evaluate import holds
 from plait.state.manifest import LiveState
 from plait.state.reader import open_segment
+from plait.state.sets import packed
 
 _FIRST_FILE = 1_600_000_000
 """Modification time of a scripted stream's first file; each further one is a second younger."""
@@ -53,7 +54,7 @@ _FIRST_FILE = 1_600_000_000
 class Clock:
     """A clock that stands still until it is told to move; call it for the time in microseconds."""
 
-    now_us: int = 1_600_000_000_000_000
+    now_us: int = 2_000_000_000_000_000
 
     def __call__(self) -> int:
         return self.now_us
@@ -168,6 +169,7 @@ class LocalEngine:
         predicates: Mapping[str, Expr] | None = None,
         clock: Clock | None = None,
         planner: Planner | None = None,
+        changes: Changes | None = None,
         seed: int = 0,
         work: type[Work] = Work,
     ) -> None:
@@ -191,6 +193,7 @@ class LocalEngine:
             verified_dir=os.path.join(self.checkpoint.path, "verified") if self.checkpoint.files.local else None,
             clock=clock or Clock(),
             planner=planner,
+            changes=changes,
             progress=deque(maxlen=config.history),
         )
 
@@ -214,10 +217,12 @@ class LocalEngine:
         epoch.account = self._join(epoch, arrivals)
         commit(epoch)
         deliver(epoch)
+        ran = self.driver.plan
+        replan(epoch)
         observe(epoch)
         self.driver.last_seconds = time.perf_counter() - begun
         assert epoch.manifest is not None
-        added: dict[str, list[pa.Table]] = {query.name: [] for query in self.driver.plan.queries}
+        added: dict[str, list[pa.Table]] = {query.name: [] for query in ran.queries}
         for file in epoch.manifest.results:
             table = pq.read_table(pa.BufferReader(self.checkpoint.results.read(file.path) or b""))
             assert table.num_rows == file.rows
@@ -241,7 +246,7 @@ class LocalEngine:
         parameters = EpochParameters.from_property(self._context.properties[PROPERTY])
         rows: list[pa.RecordBatch] = []
         for source in task.plan.inputs:
-            if source.relation in arrivals:
+            if source.relation in arrivals and source.edges:
                 selected = self._selected(source, arrivals[source.relation])
                 for part in self._parts(selected):
                     rows.extend(buckets(part.to_batches(), source, parameters))
@@ -269,17 +274,14 @@ class LocalEngine:
         names = [c.name for c in source.columns]
         if computed := [n for n in names if n.startswith("=")]:
             raise NotImplementedError(f"{source.relation} has computed columns: {', '.join(computed)}")
-        bits = [self._passing(text, table) for text in source.filters]
-        passing = np.logical_or.reduce(bits)
-        for name in source.required:
-            passing &= pc.is_valid(table.column(name)).to_numpy(zero_copy_only=False)
+        bits = [self._passing(text, table) for text in source.texts]
         selected = table.select(names)
         if source.needed is not None:
             selected = selected.append_column(NEEDED, pa.array(self._passing(source.needed, table)))
         if len(bits) > 1:
-            mask = sum(bit.astype(np.int64) << i for i, bit in enumerate(bits))
-            selected = selected.append_column(MASK, pa.array(mask, pa.int64()))
-        return selected.filter(pa.array(passing))
+            for name, word in zip(mask_columns(len(bits)), packed(bits, table.num_rows), strict=True):
+                selected = selected.append_column(name, pa.array(word))
+        return selected.filter(pa.array(np.logical_or.reduce(bits)))
 
     def _passing(self, text: str | None, table: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
         if text is None:

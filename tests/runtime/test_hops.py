@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 from plait.order.orders import fixed
 from plait.query.expr import Call, ColumnRef
 from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output
-from plait.query.plan import HASH, MASK, Key, Plan, SlotColumn, Step
+from plait.query.plan import HASH, MASK, Filter, Key, Plan, SlotColumn, Step
 from plait.query.relation import ColumnDef, Relation
 from plait.runtime.frames import Frame, Matches, Partial, Slot, arrived
 from plait.runtime.hops import Prober
 from plait.share.probe_trees import build_plan
 from plait.state.keys import hash_key, null_rows
 from plait.state.run import MemoryRun
+from plait.state.sets import Sets
+from plait.state.view import View
 
 RELATIONS = {n: Relation(n, (("k", "bigint"), ("s", "string"), ("m", "bigint"), ("v", "bigint"))) for n in "abcd"}
 
@@ -85,11 +87,12 @@ class Loop:
         ship = lambda n, t: self.shipped.append((n, t))  # noqa: E731
         self.prober = Prober(plan, iterative, chunk, budget, 0, self.runs, ship, self.emit)
 
-    def runs(self, step: Step, times: object = None) -> list[MemoryRun]:
+    def runs(self, step: Step, times: object = None) -> list[View]:
         store = self.plan.store_by_id[step.store]
         rows = self.state[store.relation]
         # In two runs, as two epochs would leave them.
-        return [run_of(rows[: len(rows) // 2], store.key), run_of(rows[len(rows) // 2 :], store.key)]
+        halves = [run_of(rows[: len(rows) // 2], store.key), run_of(rows[len(rows) // 2 :], store.key)]
+        return [View(run, Sets(), 0, {}) for run in halves]
 
     def emit(self, emit: Any, partial: Partial) -> None:
         columns = [partial.column(c).to_pylist() for c in emit.columns]
@@ -221,16 +224,20 @@ def test_a_filter_bit_hides_rows_of_other_queries() -> None:
     plan = plan_of(graph(("a.k", "b.k")))
 
     class Masked(Loop):
-        def runs(self, step: Step, times: object = None) -> list[MemoryRun]:
-            found = super().runs(step, times)
-            return [
-                MemoryRun(r.hashes, r.table.append_column(MASK, pa.array([1, 2, 3][: len(r.hashes)]))) for r in found
-            ]
+        def runs(self, step: Step, times: object = None) -> list[View]:
+            found = []
+            for view in super().runs(step, times):
+                assert isinstance(view.run, MemoryRun)
+                masked = view.run.table.append_column(MASK, pa.array([1, 2, 3][: len(view.hashes)]))
+                known = {f: Filter(f, str(f)) for f in (7, 9)}
+                found.append(View(MemoryRun(view.hashes, masked), Sets(bits=(7, 9)), 0, known))
+            return found
 
     state = {"a": [(1, "", 0, 9)], "b": [(1, "", 0, i) for i in range(6)], "c": [], "d": []}
-    for bit, expected in ((0, [0, 2, 3, 5]), (1, [1, 2, 4, 5])):
+    for wanted, expected in ((7, [0, 2, 3, 5]), (9, [1, 2, 4, 5])):
         trees = [
-            replace(t, nodes=tuple(replace(n, step=replace(n.step, filter=bit)) for n in t.nodes)) for t in plan.trees
+            replace(t, nodes=tuple(replace(n, step=replace(n.step, filter=wanted)) for n in t.nodes))
+            for t in plan.trees
         ]
         loop = Masked(replace(plan, trees=tuple(trees)), state)
         assert sorted(b for _, b in loop.drive("a")) == expected

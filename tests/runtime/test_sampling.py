@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.config import KEY_GROUPS
-from plait.query.plan import MASK
+from plait.query.plan import MASK, Filter
 from plait.runtime.sampling import KEYS, front, key_count, passing, sampled, smallest
 from plait.state.run import MemoryRun
+from plait.state.sets import Sets
+from plait.state.view import View
 
 QUICK = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 
@@ -70,7 +72,8 @@ def test_oracle_patterns_say_which_stores_have_a_key_and_how_many_rows(
     keys: set[int], stores: list[tuple[int | None, list[list[Row]]]]
 ) -> None:
     named = [(f"s{i}", bit) for i, (bit, _) in enumerate(stores)]
-    runs = [[run_of(rows) for rows in parts] for _, parts in stores]
+    known = {f: Filter(f, str(f)) for f in range(3)}
+    runs = [[View(run_of(rows), Sets(bits=(0, 1, 2)), 0, known) for rows in parts] for _, parts in stores]
     found = sampled(4, 1, np.array(sorted(keys), np.uint64), 99, named, runs)
     assert (found.edge, found.filter, found.stores, found.tuples) == (4, 1, tuple(named), 99)
     expected: dict[int, list[int]] = {}

@@ -470,8 +470,8 @@ def test_a_new_planner_goes_on_from_what_the_old_one_learnt() -> None:
     [
         {},
         {"orders": None},
-        {"orders": {"q": {"a": ["b", "b"], "b": ["a", "c"], "c": ["a", "b"]}}},
-        {"orders": {"other": {}}},
+        {"ranks": 7},
+        {"coefficients": None},
     ],
 )
 def test_what_cannot_be_recalled_is_not_used_and_the_planner_says_so(memory: dict[str, Any]) -> None:
@@ -481,6 +481,14 @@ def test_what_cannot_be_recalled_is_not_used_and_the_planner_says_so(memory: dic
     planner.recall({**whole, **memory} if memory else {})
     assert planner.plan is first
     assert planner.said.startswith("what was learnt before cannot be used (")
+
+
+@pytest.mark.parametrize("orders", [{"q": {"a": ["b", "b"], "b": ["a", "c"], "c": ["a", "b"]}}, {"other": {}}])
+def test_orders_of_other_queries_are_not_recalled(orders: dict[str, Any]) -> None:
+    whole = json.loads(json.dumps(settled().memory()))
+    planner = planner_of()
+    planner.recall({**whole, "orders": orders})
+    assert planner.orders == {"q": fixed(STAR)}
 
 
 def test_orders_that_are_to_stay_fixed_are_not_those_of_an_earlier_run() -> None:

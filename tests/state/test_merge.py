@@ -31,7 +31,7 @@ from tests.state.test_manifest import manifest
 
 
 def merged(directory: Path, of: Store, infos: list[SegmentInfo], deeply: bool = False, **how: Any) -> Merged:
-    settings = {"epoch": 9, "watermark_ms": None, "now_us": 0, "sync": False, **how}
+    settings = {"epoch": 9, "horizon_us": None, "now_us": 0, "sync": False, **how}
     return merge_some(SegmentHome(str(directory)), of, Merge("s", tuple(infos), 1, "x", 0, deeply), **settings)
 
 
@@ -82,10 +82,10 @@ def test_expired_rows_are_dropped_while_merging(tmp_path: Path, deeply: bool) ->
         return pa.table({"k": times, "t": pa.array(times, pa.timestamp("us", "UTC"))})
 
     infos = [write(tmp_path, of, table(list(range(n, n + 2000)))) for n in (0, 1000, 5000)]
-    info = one(merged(tmp_path, of, infos, deeply, watermark_ms=2))
+    info = one(merged(tmp_path, of, infos, deeply, horizon_us=2_000))
     assert sorted(rows_of(tmp_path, info).column("k").to_pylist()) == [*range(2001, 3000), *range(5000, 7000)]
     assert (info.min_time, info.max_time) == (2001, 6999)
-    gone = merged(tmp_path, of, infos, deeply, watermark_ms=7)
+    gone = merged(tmp_path, of, infos, deeply, horizon_us=7_000)
     assert (gone.added, gone.written, len(gone.removed)) == ([], 0, 3)
 
 
@@ -101,7 +101,7 @@ def test_an_expired_segment_is_dropped_without_being_read(tmp_path: Path) -> Non
 def test_rows_whose_hash_alone_expired_from_one_run_still_merge(tmp_path: Path) -> None:
     of = store(time="t", keep_us=0)
     rows = pa.table({"k": [1, 1, 2], "t": pa.array([1, 5000, 1], pa.timestamp("us"))})
-    info = one(merged(tmp_path, of, [write(tmp_path, of, rows)], watermark_ms=1))
+    info = one(merged(tmp_path, of, [write(tmp_path, of, rows)], horizon_us=1_000))
     assert rows_of(tmp_path, info).column("k").to_pylist() == [1]
 
 
@@ -268,8 +268,8 @@ class World:
         return SegmentHome(self.directory)
 
     @property
-    def watermark_ms(self) -> int | None:
-        return self.clock if self.script.windowed else None
+    def horizon_us(self) -> int | None:
+        return self.clock * 1000 - WINDOW if self.script.windowed else None
 
     def infos(self) -> list[SegmentInfo]:
         return list(self.live.segments.get(self.of.id, ()))
@@ -323,7 +323,7 @@ class World:
                 continue
             left = choose.choice((0, 0, 1, 3, 10**9))
             done = merge_some(
-                self.home, self.of, merge, epoch=number, watermark_ms=self.watermark_ms, now_us=0, sync=False,
+                self.home, self.of, merge, epoch=number, horizon_us=self.horizon_us, now_us=0, sync=False,
                 part_bytes=script.part_bytes, more=counting(10**9 if patient else left),
             )  # fmt: skip
             added += done.added
@@ -360,7 +360,7 @@ class World:
         assert reachable <= set(there), "a row is lost"
 
     def over(self, time: int) -> bool:
-        return self.watermark_ms is not None and time + WINDOW <= self.watermark_ms * 1000
+        return self.horizon_us is not None and time <= self.horizon_us
 
     def check_claims(self, info: SegmentInfo) -> None:
         segment = open_segment(self.home, info)

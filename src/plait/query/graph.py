@@ -45,6 +45,8 @@ class Alias:
     columns: tuple[ColumnDef, ...]
     ttl_us: int | None = None
     """The TTL that the hint STATE_TTL gives; None is what the stream has."""
+    condition: Expr | None = None
+    """The filter as join tasks evaluate it, over the stream's columns; None if they cannot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,10 +32,26 @@ HASH = "#h"
 """Column with the 64-bit hash of the edge's or store's key; rows are sorted by it."""
 
 MASK = "#mask"
-"""Column with one bit per distinct filter of a relation that several aliases filter differently (query sets)."""
+"""Column with one bit per filter of a relation that several aliases filter differently (query sets).
+
+More than `MASK_BITS` filters need further columns: `mask_columns`.
+"""
+
+MASK_BITS = 62
+"""Bits of a query set in one column of signed 64-bit integers."""
+
+BORN = "#born"
+"""Column with the epoch in which a row arrived, kept where rows of one segment are of both sides of a floor."""
 
 ARRIVED = "#at"
-"""Column with the epoch's clock in microseconds, kept where a relation has a TTL; FOREVER in rows still needed."""
+"""Column with the epoch's clock in microseconds, kept where a relation has a TTL; FOREVER in rows still needed.
+
+Where the TTL has changed since the store was made, the clock is shifted by the difference: a row lives as long as the
+TTL of its arrival says, and the store adds the TTL that it was made with.
+"""
+
+CORRUPT = "#corrupt"
+"""Column that says which rows a permissive reader could not parse."""
 
 NEEDED = "#needed"
 """Column that says, on the way to ARRIVED, for which rows the relation's predicate `needed` is true."""
@@ -73,9 +89,85 @@ def store_id(relation: str, key: Key) -> str:
     return f"{relation}[{key}]"
 
 
-def filter_bit(filters: Sequence[str | None], wanted: str | None) -> int | None:
-    """The bit of one filter in a relation's query set; None where all rows that arrive pass."""
-    return None if len(filters) == 1 or wanted is None else filters.index(wanted)
+def mask_columns(filters: int) -> tuple[str, ...]:
+    """The columns that hold a query set of so many filters.
+
+    >>> mask_columns(1), mask_columns(63)
+    (('#mask',), ('#mask', '#mask1'))
+    """
+    return tuple(f"{MASK}{word or ''}" for word in range(-(-filters // MASK_BITS)))
+
+
+def filter_column(filter: int) -> str:
+    """The name by which a run is asked whether its rows pass a filter.
+
+    >>> filter_column(7)
+    '#f7'
+    """
+    return f"#f{filter}"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What lets rows of a stream into some aliases: a condition, and that they are not late for their queries."""
+
+    id: int
+    """Given once in the life of a checkpoint."""
+    text: str | None
+    """SQL over the stream's columns; None lets all rows pass."""
+    marks: tuple[str, ...] = ()
+    """The marks that the watermark of these queries is made of; a row at or below it is late.  None: never late."""
+    expr: Expr | None = None
+    """The condition as tasks evaluate it, on rows that arrived before the filter was known; None if they cannot."""
+    like: tuple[int, ...] = ()
+    """Filters with the same text that were there before: rows that arrived then carry their bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Rows of a stream whose latest event time, less the stream's delay, goes into the watermark of some queries."""
+
+    key: str
+    texts: tuple[str | None, ...]
+    """A row counts if it meets one of these conditions,"""
+    required: tuple[str, ...]
+    """and has a value in all of these columns."""
+
+
+def watermark_ms(marks: Sequence[str], seen_ms: Mapping[str, int], policy: str) -> int | None:
+    """The watermark that follows from some marks: the least of them, or, by the policy `max`, the greatest.
+
+    None until all of them were seen (by `max`: one of them).
+
+    >>> watermark_ms(("a", "b"), {"a": 5, "b": 3}, "min"), watermark_ms(("a", "b"), {"a": 5}, "min")
+    (3, None)
+    """
+    known = [seen_ms[mark] for mark in marks if mark in seen_ms]
+    if not known or (policy == "min" and len(known) < len(marks)):
+        return None
+    return min(known) if policy == "min" else max(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How long after its event time a row can still be reached by some queries, by their watermark; None: for ever."""
+
+    marks: tuple[str, ...]
+    keep_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """What a store has of the rows that were born in some epochs: those from `since` on, up to the next era."""
+
+    since: int
+    columns: tuple[str, ...]
+    filters: tuple[int, ...]
+    """Rows had to pass one of these, of which only those still in use are listed."""
+    required: tuple[str, ...]
+    """Rows without a value in one of these columns are not there."""
+    reach: tuple[Reach, ...] = ()
+    """How long rows were kept while this was the newest era."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +184,28 @@ class Store:
     keep_us: int | None
     """How long after its event time a row can still be reached; None is for ever."""
     ttl_us: int | None
+    """The TTL that the stream had when it got one: ARRIVED is relative to it."""
+    reach: tuple[Reach, ...] = ()
+    """The same as `keep_us`, query by query."""
+    since: int = 0
+    """The epoch from which on rows are appended."""
+    eras: tuple[Era, ...] = ()
+    """Oldest first."""
+    floors: tuple[int, ...] = ()
+    """Births that must be told apart: some query sees rows from this epoch on, and not those before."""
+    lowest: int = 0
+    """The lowest floor: rows that were born before it serve nobody."""
+
+
+def horizon_us(reach: Sequence[Reach], seen_ms: Mapping[str, int], policy: str) -> int | None:
+    """The event time up to which no query can reach a row any more; None while some query can reach all."""
+    bounds: list[int] = []
+    for one in reach:
+        watermark = watermark_ms(one.marks, seen_ms, policy)
+        if one.keep_us is None or watermark is None:
+            return None
+        bounds.append(watermark * 1000 - one.keep_us)
+    return min(bounds, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +237,12 @@ class Step:
     """The hash alone decides; otherwise the key's columns are compared as well."""
     sees_current: bool
     filter: int | None
+    """The id of the filter that rows must pass; None where all rows of the store do."""
     checks: tuple[Expr, ...]
     zone: Zone | None = None
     """Which segments need not be opened, by their event times; `checks` hold the window itself."""
+    floor: int | None = None
+    """Only rows born in this epoch or later are seen; None where the store has no older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +283,18 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """Which rows of a store drive once more, for a query that begins with what is there (`since="state"`)."""
+
+    store: str
+    floor: int | None
+    above_us: int | None
+    """Only rows with an event time above this: the query itself would have let the others expire."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeTree:
-    """Where new tuples of `relation` that pass filter bit `filter` travel, from ingest edge `edge` on."""
+    """Where new tuples of `relation` that pass the filter `filter` travel, from ingest edge `edge` on."""
 
     relation: str
     filter: int | None
@@ -175,6 +302,8 @@ class ProbeTree:
     nodes: tuple[Node, ...]
     emits: tuple[Emit, ...] = ()
     """Results that the new tuples are by themselves: of queries that read one stream."""
+    replays: Replay | None = None
+    """The tuples are not those that arrive, but those that rest in a store: a query's first look at the past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +324,14 @@ class IngestEdge:
     """A bucket's way from a source to the tasks: hashed by `key`; appended to `store` if it names one."""
 
     id: int
+    """Given once in the life of a checkpoint."""
     key: Key
     store: str | None
+    ttl_us: int | None = None
+    """The TTL that the store was made with: `Store.ttl_us`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Input:
     """What Spark computes of one stream before the exchange: filter, columns, query-set bits."""
 
@@ -208,8 +340,8 @@ class Input:
     """All physical columns, keys included: the select list."""
     travelling: tuple[str, ...]
     """Those that leave the source; a key that is only hashed stays behind."""
-    filters: tuple[str | None, ...]
-    """Distinct filters of the aliases; a row passes if any does.  MASK has bit i for filter i if there are several."""
+    filters: tuple[Filter, ...]
+    """What lets rows into aliases; a row travels if one does.  MASK has bit i for filter i if there are several."""
     required: tuple[str, ...]
     """Columns in which NULL rules a row out for every alias: dropped at the source."""
     time_column: str | None
@@ -218,10 +350,36 @@ class Input:
     edges: tuple[IngestEdge, ...]
     needed: str | None = None
     """SQL over the stream's columns: rows for which it is true when they arrive outlive the TTL."""
+    marks: tuple[Mark, ...] = ()
+    """Whose latest event times are wanted."""
+    corrupt: str | None = None
+    """The column in which a permissive reader leaves what it could not parse."""
+    table: bool = False
+    """Whether its rows come once, and stay what they are."""
+
+    @cached_property
+    def texts(self) -> tuple[str | None, ...]:
+        """The distinct conditions of filters and marks: what Spark evaluates, one bit each if there are several."""
+        used = [f.text for f in self.filters] + [text for mark in self.marks for text in mark.texts]
+        return tuple(dict.fromkeys(used))
+
+    @property
+    def masked(self) -> bool:
+        """Whether rows carry a query set."""
+        return len(self.filters) > 1
+
+    def position(self, filter: int) -> int:
+        """The bit of a filter in the query sets of this epoch's rows."""
+        return next(i for i, f in enumerate(self.filters) if f.id == filter)
+
+    def implied(self, filter: int) -> bool:
+        """Whether every row that travels passes a filter."""
+        mine = self.filters[self.position(filter)]
+        return not self.masked or (mine.text is None and all(f.marks == mine.marks for f in self.filters))
 
     def travels_whole(self, tasks: int) -> bool:
         """Whether rows leave the source once, unsorted, for all edges: one task owns all keys."""
-        return tasks == 1 and len(self.edges) > 1
+        return tasks == 1 and len(self.edges) > 1 and not self.table
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +401,20 @@ class QueryPlan:
     """(alias, relation) in written order."""
     grouping: Grouping | None = None
     """The aggregate that tasks make of the rows, over `columns`; None keeps the rows themselves."""
+    stores: tuple[tuple[str, tuple[str, ...], str], ...] = ()
+    """(alias, key columns, store): where each alias is looked up."""
+    filters: tuple[tuple[str, int | None], ...] = ()
+    """(alias, filter): what its rows have to pass; None where all that arrive do."""
+    marks: tuple[str, ...] = ()
+    """What its watermark is made of."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """Everything an epoch needs to know: inputs, stores, trees, queries, and the ranking of the relations.
 
-    Inputs and stores are the same in all plans of one engine; trees and ranks may change from epoch to epoch.
-    Trees are in the order in which they drive.
+    Inputs and stores are those of a layout (`query/layout.py`); trees and ranks may change from epoch to epoch.
+    Trees are in ascending rank: the lowest sees only earlier epochs.
     """
 
     inputs: tuple[Input, ...]
@@ -277,18 +441,23 @@ class Plan:
         return {i.relation: i for i in self.inputs}
 
     @cached_property
+    def filter_by_id(self) -> dict[int, Filter]:
+        """Filters by their id."""
+        return {f.id: f for i in self.inputs for f in i.filters}
+
+    @cached_property
     def query_by_name(self) -> dict[str, QueryPlan]:
         """Queries by name."""
         return {q.name: q for q in self.queries}
 
     def to_json(self) -> str:
         """Text that `from_json` turns back into an equal plan."""
-        return json.dumps(_encode(self), sort_keys=True)
+        return json.dumps(encode(self), sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> Plan:
         """The inverse of `to_json`."""
-        plan = _decode(json.loads(text))
+        plan = decode(json.loads(text))
         assert isinstance(plan, Plan)
         return plan
 
@@ -301,26 +470,28 @@ class Plan:
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        ColumnDef, Key, Store, SlotColumn, Zone, Step, Emit, Node, ProbeTree, SampleWish, IngestEdge,
-        Input, GroupKey, GroupValue, Grouping, QueryPlan, Plan,
+        ColumnDef, Key, Filter, Mark, Reach, Era, Store, SlotColumn, Zone, Step, Emit, Node, Replay, ProbeTree,
+        SampleWish, IngestEdge, Input, GroupKey, GroupValue, Grouping, QueryPlan, Plan,
     )
 }  # fmt: skip
 
 
-def _encode(value: Any) -> Any:
+def encode(value: Any) -> Any:
+    """Plan values as JSON values; `decode` gives equal ones back."""
     if isinstance(value, (ColumnRef, Literal, Call)):
         return {"$": "expr", "of": expressions.to_json(value)}
     if dataclasses.is_dataclass(value):
-        fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"$": type(value).__name__, **fields}
-    return [_encode(v) for v in value] if isinstance(value, tuple) else value
+    return [encode(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _decode(value: Any) -> Any:
+def decode(value: Any) -> Any:
+    """The inverse of `encode`."""
     if isinstance(value, list):
-        return tuple(_decode(v) for v in value)
+        return tuple(decode(v) for v in value)
     if not isinstance(value, dict):
         return value
     if value["$"] == "expr":
         return expressions.from_json(value["of"])
-    return _CLASSES[value["$"]](**{k: _decode(v) for k, v in value.items() if k != "$"})
+    return _CLASSES[value["$"]](**{k: decode(v) for k, v in value.items() if k != "$"})

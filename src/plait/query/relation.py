@@ -31,6 +31,10 @@ class Relation:
     delay_ms: int | None = None
     ttl_us: int | None = None
     needed: str | None = None
+    keep: str = "used"
+    """`used`: what queries use is stored.  `all`: so are all rows as they are, for queries to come."""
+    corrupt: str | None = None
+    """The column in which a permissive reader leaves what it could not parse."""
 
     def type_of(self, column: str) -> str:
         """Spark's simple type string of a column."""

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from plait.errors import QueryError
 from plait.query.narrowing import Among, Narrowing
 from plait.query.partners import Partners
+from plait.query.plan import watermark_ms
 from plait.runtime import grouped
 from plait.runtime.partners import Others
 from plait.runtime.rows import SMALL_BYTES, ResultRows
@@ -89,15 +90,18 @@ class LiveResults:
     files: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
     new: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
     """Those that the last epoch has added."""
-    watermark_ms: int | None = None
-    before_ms: int | None = None
-    """The watermark before the last epoch."""
+    marks_ms: Mapping[str, int] = field(default_factory=dict)
+    """What watermarks are made of."""
+    before_ms: Mapping[str, int] = field(default_factory=dict)
+    """The same before the last epoch."""
+    policy: str = "min"
+    """How a watermark follows from them."""
     groups: Groups = field(default_factory=Groups)
 
     @staticmethod
-    def read(log: ManifestLog) -> LiveResults:
+    def read(log: ManifestLog, policy: str = "min") -> LiveResults:
         """As the manifests say."""
-        found = LiveResults()
+        found = LiveResults(policy=policy)
         for epoch in log.epochs():
             manifest = log.read(epoch)
             if manifest is not None:
@@ -107,7 +111,7 @@ class LiveResults:
     def committed(self, manifest: Manifest) -> None:
         """One more epoch.  A file that is `whole` stands for all before it."""
         self.new = {}
-        self.before_ms, self.watermark_ms = manifest.before_ms, manifest.watermark_ms
+        self.before_ms, self.marks_ms = self.marks_ms, manifest.marks_ms
         for query in {file.query for file in manifest.results}:
             mine = tuple(file for file in manifest.results if file.query == query)
             self.new[query] = tuple(file for file in mine if not file.whole)
@@ -259,20 +263,22 @@ class Closed(Committed):
     """Of maintained aggregates, the groups that no row can come to any more."""
 
     final_us: int
-    since_ms: int | None
-    """Only those that were not closed when this was the watermark."""
+    since_ms: Mapping[str, int] | None
+    """Only those that were not closed when the watermark was made of these."""
 
     def merged(self, source: Source, narrowing: Narrowing) -> DataFrame:
         """All rows of closed groups have been committed, so these are their last values."""
         assert source.maintained is not None
         assert source.closing is not None
-        groups, now = super().merged(source, narrowing), self.live.watermark_ms
+        marks = self.rows.plan.query_by_name[source.name].marks
+        groups, now = super().merged(source, narrowing), watermark_ms(marks, self.live.marks_ms, self.live.policy)
         end = groups[source.maintained.keys[source.closing.key]]
         closed_us = F.unix_micros(end if source.closing.field is None else end[source.closing.field]) + self.final_us
         if now is None:
             return groups.where(F.lit(False))
         groups = groups.where(closed_us <= now * 1000)
-        return groups if self.since_ms is None else groups.where(closed_us > self.since_ms * 1000)
+        before = None if self.since_ms is None else watermark_ms(marks, self.since_ms, self.live.policy)
+        return groups if before is None else groups.where(closed_us > before * 1000)
 
 
 @dataclass

@@ -11,8 +11,8 @@ once, as it came, and is sorted there: `cuts`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import numpy as np
@@ -21,11 +21,24 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from plait.kernels import U64
-from plait.query.plan import ARRIVED, FOREVER, HASH, MASK, NEEDED, IngestEdge, Input
+from plait.kernels import U64, Flags
+from plait.query.plan import (
+    ARRIVED,
+    CORRUPT,
+    FOREVER,
+    HASH,
+    MASK,
+    MASK_BITS,
+    NEEDED,
+    IngestEdge,
+    Input,
+    mask_columns,
+    watermark_ms,
+)
 from plait.runtime.exchange import SCHEMA, Cut, Outbox
 from plait.state.columns import single, take
 from plait.state.keys import hash_key, null_rows
+from plait.state.sets import packed, tested
 
 PROPERTY = "plait.epoch"
 _SLICE_ROWS = 1 << 20
@@ -37,8 +50,13 @@ class EpochParameters:
     """What bucketising depends on beside the plan."""
 
     tasks: int
-    watermark_ms: int | None
     clock_us: int
+    marks_ms: Mapping[str, int] = field(default_factory=dict)
+    """By mark the latest event time less the delay of its stream, where one was seen."""
+    policy: str = "min"
+    """How the watermark of a query follows from its marks."""
+    latest_us: int | None = None
+    """An event time beyond this does not move a watermark."""
 
     def to_property(self) -> str:
         """Text for `SparkContext.setLocalProperty`."""
@@ -64,32 +82,45 @@ def bucketised(df: DataFrame, source: Input) -> DataFrame:
     numbers = {c.name: f"c{i}" for i, c in enumerate(source.columns)}
     # As text, and few steps: each is analysed by itself, for every source of an engine that starts.
     columns = [f"({c.sql}) AS {numbers[c.name]}" for c in source.columns]
-    passing = [f"{numbers[name]} IS NOT NULL" for name in source.required]
+    passing = ""
     if source.needed is not None:
         # NULL is not needed.
         columns.append(f"CASE WHEN {source.needed} THEN true ELSE false END AS `{NEEDED}`")
-    if len(source.filters) > 1:
-        columns.append(f"{_query_set(source)} AS `{MASK}`")
-        if None not in source.filters:
-            passing.append(f"`{MASK}` != 0")
-    elif source.filters[0] is not None:
-        df = df.where(source.filters[0])
-    selected = df.selectExpr(*columns)
-    return (selected.where(" AND ".join(passing)) if passing else selected).mapInArrow(_bucketise(source), SCHEMA)
+    if source.corrupt is not None:
+        columns.append(f"`{source.corrupt}` IS NOT NULL AS `{CORRUPT}`")
+    if not source.texts:
+        # Nobody reads the stream, but it stays a source of the streaming query.
+        df = df.where("false")
+    elif len(source.texts) > 1:
+        words = mask_columns(len(source.texts))
+        columns += [f"{_bits(source.texts, number)} AS `{word}`" for number, word in enumerate(words)]
+        if None not in source.texts:
+            passing = " OR ".join(f"`{word}` != 0" for word in words)
+    elif source.texts[0] is not None:
+        df = df.where(source.texts[0])
+    selected = df.selectExpr(*columns) if columns else df.selectExpr("0 AS nothing")
+    return (selected.where(passing) if passing else selected).mapInArrow(_bucketise(source), SCHEMA)
 
 
-def _query_set(source: Input) -> str:
-    """SQL for the bits of the filters a row passes."""
+def _bits(texts: Sequence[str | None], word: int) -> str:
+    """SQL for the bits of the conditions that a row meets, those of one column."""
     bits = [
         f"CAST({1 << i} AS BIGINT)" if text is None else f"CASE WHEN {text} THEN CAST({1 << i} AS BIGINT) ELSE 0L END"
-        for i, text in enumerate(source.filters)
+        for i, text in enumerate(texts[word * MASK_BITS : (word + 1) * MASK_BITS])
     ]
     return " | ".join(f"({bit})" for bit in bits)
 
 
-def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def selected_columns(source: Input) -> list[str]:
+    """What Spark hands over of every row, in this order."""
     names = [c.name for c in source.columns]
-    names += ([NEEDED] if source.needed is not None else []) + ([MASK] if len(source.filters) > 1 else [])
+    names += [NEEDED] if source.needed is not None else []
+    names += [CORRUPT] if source.corrupt is not None else []
+    return names + (list(mask_columns(len(source.texts))) if len(source.texts) > 1 else [])
+
+
+def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    names = selected_columns(source) or ["nothing"]
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         named = (batch.rename_columns(names) for batch in batches)
@@ -103,7 +134,7 @@ def buckets(batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochP
     counted = _Counts(source.relation)
     for table in _slices(batches):
         outbox = Outbox()
-        timely = _drop_late(table, source, parameters, counted)
+        timely = _admitted(table, source, parameters, counted)
         if source.travels_whole(parameters.tasks):
             outbox.ship_to(0, source.edges[0].id, timely)
         else:
@@ -134,7 +165,15 @@ class _Counts:
     relation: str
     rows: int = 0
     late: int = 0
+    """Late for every query that would see them."""
+    null_key: int = 0
+    """Without a value in a column that no query can do without."""
+    corrupt: int = 0
+    """That the reader could not parse."""
+    future: int = 0
+    """With an event time so far ahead that it moves no watermark."""
     max_event_ms: int | None = None
+    marks_ms: dict[str, int] = field(default_factory=dict)
 
 
 def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -152,22 +191,91 @@ def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-def _drop_late(table: pa.Table, source: Input, parameters: EpochParameters, counted: _Counts) -> pa.Table:
-    """Spark's rule: late is at or below the watermark; a row without event time is never late."""
+def _admitted(table: pa.Table, source: Input, parameters: EpochParameters, counted: _Counts) -> pa.Table:
+    """The rows that some query sees, with their query sets; what is left out is counted."""
+    if source.corrupt is not None:
+        counted.corrupt += pc.sum(table.column(CORRUPT)).as_py() or 0
+    present = _present(table, source.required)
+    if present is not None:
+        counted.null_key += table.num_rows - int(present.sum())
+        table = table.filter(pa.array(present))
     counted.rows += table.num_rows
-    if source.time_column is None:
+    meets = _Meets(table, source)
+    late = _lateness(table, source, parameters, counted, meets)
+    # Where nothing is late, Spark's bits are the query sets already.
+    if not late and (not source.masked or tuple(f.text for f in source.filters) == source.texts):
         return table
+    passing = [meets(f.text) if f.marks not in late else meets(f.text) & ~late[f.marks] for f in source.filters]
+    seen = np.logical_or.reduce(passing) if passing else np.zeros(table.num_rows, np.bool_)
+    counted.late += int((~seen & np.logical_or.reduce([meets(f.text) for f in source.filters])).sum()) if late else 0
+    if source.masked:
+        table = table.select([name for name in table.column_names if not name.startswith(MASK)])
+        for name, word in zip(mask_columns(len(passing)), packed(passing, table.num_rows), strict=True):
+            table = table.append_column(name, pa.array(word))
+    return table if seen.all() else table.filter(pa.array(seen))
+
+
+def _present(table: pa.Table, required: Iterable[str]) -> Flags | None:
+    """Which rows have a value in all of these columns; None if all do."""
+    holes = [column for name in required if (column := table.column(name)).null_count]
+    if not holes:
+        return None
+    found: Flags = np.logical_and.reduce([pc.is_valid(c).to_numpy() for c in holes])
+    return found
+
+
+@dataclass
+class _Meets:
+    """Which rows meet a condition, as Spark has found."""
+
+    table: pa.Table
+    source: Input
+    known: dict[str | None, Flags] = field(default_factory=dict)
+
+    def __call__(self, text: str | None) -> Flags:
+        if text not in self.known:
+            everything = text is None or len(self.source.texts) == 1
+            position = self.source.texts.index(text)
+            self.known[text] = (
+                np.ones(self.table.num_rows, np.bool_) if everything else tested(self.table.column, position)
+            )
+        return self.known[text]
+
+
+def _lateness(
+    table: pa.Table, source: Input, parameters: EpochParameters, counted: _Counts, meets: _Meets
+) -> dict[tuple[str, ...], Flags]:
+    """By the marks of a watermark, which rows are late; left out where none is.  Moves the marks.
+
+    Spark's rule: late is at or below the watermark; a row without event time is never late.  Late rows count as well.
+    """
+    if source.time_column is None or not table.num_rows:
+        return {}
     times = pc.cast(pc.cast(table.column(source.time_column), pa.timestamp("us")), pa.int64())
-    latest = pc.max(times).as_py()
-    if latest is not None:
-        seen = counted.max_event_ms
-        counted.max_event_ms = latest // 1000 if seen is None else max(seen, latest // 1000)
-    if parameters.watermark_ms is None:
-        return table
-    late = pc.fill_null(pc.less_equal(times, parameters.watermark_ms * 1000), False)
-    dropped = pc.sum(late).as_py() or 0
-    counted.late += dropped
-    return table.filter(pc.invert(late)) if dropped else table
+    valid = pc.is_valid(times).to_numpy()
+    at = pc.fill_null(times, 0).to_numpy()
+    timely = valid
+    if parameters.latest_us is not None:
+        timely = valid & (at <= parameters.latest_us)
+        counted.future += int(valid.sum() - timely.sum())
+    if timely.any():
+        latest = int(at[timely].max()) // 1000
+        counted.max_event_ms = max(latest, counted.max_event_ms or latest)
+    for mark in source.marks:
+        present = _present(table, mark.required)
+        counts = timely & np.logical_or.reduce([meets(text) for text in mark.texts])
+        counts = counts if present is None else counts & present
+        if counts.any():
+            latest = int(at[counts].max()) // 1000 - (source.delay_ms or 0)
+            counted.marks_ms[mark.key] = max(latest, counted.marks_ms.get(mark.key, latest))
+    found: dict[tuple[str, ...], Flags] = {}
+    for marks in {f.marks for f in source.filters}:
+        watermark = watermark_ms(marks, parameters.marks_ms, parameters.policy)
+        if watermark is not None:
+            late = valid & (at <= watermark * 1000)
+            if late.any():
+                found[marks] = late
+    return found
 
 
 def spread(rows: int) -> U64:
@@ -183,10 +291,11 @@ def _bucket(table: pa.Table, source: Input, edge: IngestEdge, clock_us: int) -> 
     # Rows that travel without a key are dealt out evenly.
     hashes = hash_key(table, edge.key) if edge.key.columns else spread(table.num_rows)
     order = np.argsort(hashes)
-    names = [*source.travelling, *([MASK] if len(source.filters) > 1 else [])]
+    names = [*source.travelling, *(mask_columns(len(source.filters)) if source.masked else ())]
     arrays = [pa.array(hashes[order]), *take([single(table.column(name)) for name in names], order)]
-    if source.ttl_us is not None:
-        arrived = np.full(len(order), clock_us, np.int64)
+    if edge.ttl_us is not None:
+        kept = FOREVER if source.ttl_us is None else clock_us + source.ttl_us - edge.ttl_us
+        arrived = np.full(len(order), kept, np.int64)
         if source.needed is not None:
             arrived[single(table.column(NEEDED)).to_numpy(zero_copy_only=False)[order]] = FOREVER
         arrays.append(pa.array(arrived))

@@ -29,12 +29,22 @@ class Collected:
     """What the tasks of an epoch reported."""
 
     added: list[SegmentInfo] = field(default_factory=list)
+    copied: list[SegmentInfo] = field(default_factory=list)
+    """Segments of stores that are being built."""
     removed: list[str] = field(default_factory=list)
     results: list[ResultFile] = field(default_factory=list)
     rows_in: dict[str, int] = field(default_factory=dict)
     rows_late: dict[str, int] = field(default_factory=dict)
     rows_out: dict[str, int] = field(default_factory=dict)
+    rows_null_key: dict[str, int] = field(default_factory=dict)
+    """Rows without a value in a column that no query can do without."""
+    rows_corrupt: dict[str, int] = field(default_factory=dict)
+    """Rows that a permissive reader could not parse, of streams that say so."""
+    rows_future: dict[str, int] = field(default_factory=dict)
+    """Rows with an event time too far ahead to move a watermark."""
     max_event_ms: dict[str, int] = field(default_factory=dict)
+    marks_ms: dict[str, int] = field(default_factory=dict)
+    let_go: dict[str, int] = field(default_factory=dict)
     edges: dict[int, EdgeCount] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     keys: dict[str, float] = field(default_factory=dict)
@@ -61,14 +71,25 @@ def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
 
 
 def _source(account: Collected, note: Mapping[str, object]) -> None:
-    relation, rows, late, event = note["relation"], note["rows"], note["late"], note["max_event_ms"]
+    relation, event, marks = note["relation"], note["max_event_ms"], note["marks_ms"]
     assert isinstance(relation, str)
-    assert isinstance(rows, int)
-    assert isinstance(late, int)
-    account.rows_in[relation] += rows
-    account.rows_late[relation] += late
+    assert isinstance(marks, dict)
+    counts = (
+        (account.rows_in, "rows"),
+        (account.rows_late, "late"),
+        (account.rows_null_key, "null_key"),
+        (account.rows_corrupt, "corrupt"),
+        (account.rows_future, "future"),
+    )
+    for total, name in counts:
+        rows = note[name]
+        assert isinstance(rows, int)
+        if rows or relation in total:
+            total[relation] = total.get(relation, 0) + rows
     if isinstance(event, int):
         account.max_event_ms[relation] = max(event, account.max_event_ms.get(relation, event))
+    for mark, at in marks.items():
+        account.marks_ms[mark] = max(at, account.marks_ms.get(mark, at))
 
 
 def _segment(account: Collected, note: Mapping[str, object]) -> None:
@@ -77,12 +98,20 @@ def _segment(account: Collected, note: Mapping[str, object]) -> None:
 
 def _merge(account: Collected, note: Mapping[str, object]) -> None:
     added, removed, written = note["added"], note["removed"], note["written"]
+    store, let_go = note["store"], note["let_go"]
+    assert isinstance(store, str)
+    assert isinstance(let_go, int)
+    account.let_go[store] = max(let_go, account.let_go.get(store, -1))
     assert isinstance(added, list)
     assert isinstance(removed, list)
     assert isinstance(written, int)
     account.added.extend(SegmentInfo.from_json(info) for info in added)
     account.removed.extend(removed)
     account.merged_bytes += written
+
+
+def _copy(account: Collected, note: Mapping[str, object]) -> None:
+    account.copied.append(SegmentInfo.from_json(note["info"]))  # type: ignore[arg-type]
 
 
 def _result(account: Collected, note: Mapping[str, object]) -> None:
@@ -122,22 +151,12 @@ _ACCOUNTS: dict[str, Callable[[Collected, Mapping[str, object]], None]] = {
     "source": _source,
     "segment": _segment,
     "merge": _merge,
+    "copy": _copy,
     "result": _result,
     "work": _work,
     "sample": _sample,
     "keys": _keys,
 }
-
-
-def watermark(plan: Plan, seen_ms: Mapping[str, int], before: int | None, policy: str) -> int | None:
-    """Spark's rule: per stream the latest event time less its delay; over the streams the least (or, by the
-    session's `multipleWatermarkPolicy`, the greatest); it never goes back.  None until every stream was seen."""
-    delays = {i.relation: i.delay_ms for i in plan.inputs if i.delay_ms is not None}
-    marks = [seen_ms[relation] - delay for relation, delay in delays.items() if relation in seen_ms]
-    if not marks or (policy == "min" and len(marks) < len(delays)):
-        return before
-    now = min(marks) if policy == "min" else max(marks)
-    return now if before is None else max(now, before)
 
 
 def commit(checkpoint: Checkpoint, live: LiveState, manifest: Manifest) -> LiveState:

@@ -54,11 +54,24 @@ def deliver(epoch: Epoch) -> None:
 
         return hand_over
 
-    sinks = {query: to(query, sink) for query, sink in driver.sinks.items() if sink.delivers}
+    ran = epoch.manifest.rows_out
+    sinks = {query: to(query, sink) for query, sink in driver.sinks.items() if sink.delivers and query in ran}
     if sinks:
         commits.deliver(driver.checkpoint, epoch.manifest, sinks)
     if any(answer.sink.delivers for answer in driver.sources.answers.values()):
         driver.behind.start(partial(_answer, driver, epoch.manifest, driver.rows, epoch.seconds))
+
+
+def deliver_joined(
+    driver: Driver, manifest: Manifest, query: str, sink: Sink, columns: tuple[tuple[str, str], ...]
+) -> None:
+    """Hands over what an epoch has of a query that the plan does not know any more."""
+
+    def hand_over(number: int, files: list[ResultFile]) -> None:
+        with _named(query, number):
+            sink.deliver(number, driver.rows.paths(files), lambda: driver.rows.read(columns, files))
+
+    commits.deliver(driver.checkpoint, manifest, {query: hand_over})
 
 
 def catch_up(driver: Driver) -> None:
@@ -86,7 +99,8 @@ def _answer(driver: Driver, manifest: Manifest, rows: ResultRows, seconds: dict[
         return hand_over
 
     begun = time.perf_counter()
-    sinks = {name: to(a) for name, a in driver.sources.answers.items() if a.sink.delivers}
+    ran = {join.partition(".")[0] for join in manifest.rows_out}
+    sinks = {name: to(a) for name, a in driver.sources.answers.items() if a.sink.delivers and name in ran}
     if sinks:
         commits.deliver(driver.checkpoint, manifest, sinks)
         seconds["answers"] = time.perf_counter() - begun

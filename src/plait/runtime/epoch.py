@@ -1,7 +1,7 @@
 """A row's way: one micro-batch, from buckets to observed results, as one visible tuple of steps.
 
     source → bucketise → exchange → append to its store → probe by the plan, hop by hop → materialise
-           → commit (manifest) → sinks → observe → next epoch's plan
+           → commit (manifest) → sinks → replan: the next epoch's catalog and plan → observe
                                  └──→ answers, while the next epoch is joined
 
 Bucketising runs in the source's own tasks (runtime/bucketise.py, part of the streaming query); exchange, append,
@@ -20,10 +20,11 @@ from typing import Any, Protocol
 import xxhash
 from pyspark.sql import DataFrame, SparkSession
 
-from plait.config import Config
+from plait.config import KEY_GROUPS, Config
 from plait.errors import CheckpointError, PlaitError
+from plait.query.layout import Build
 from plait.query.observed import KeyCount, Observed
-from plait.query.plan import Plan
+from plait.query.plan import Plan, horizon_us, watermark_ms
 from plait.runtime import commit as commits
 from plait.runtime.answers import Sources
 from plait.runtime.behind import Behind
@@ -38,10 +39,11 @@ from plait.runtime.sinks import Sink
 from plait.runtime.state_account import StateAccount
 from plait.runtime.task import every_hop, first_hop, later_hop
 from plait.runtime.work import EpochTask
+from plait.state.build import Copy
 from plait.state.checkpoint import Checkpoint, collect_garbage
 from plait.state.manifest import LiveState, Manifest, Retention
 from plait.state.segment import SegmentInfo
-from plait.state.tiers import Merge, choose_merges, expired, runs_per_lookup
+from plait.state.tiers import Merge, choose_merges, expired, let_go, runs_per_lookup
 
 
 def system_clock() -> int:
@@ -52,8 +54,9 @@ def system_clock() -> int:
 EXCHANGE_SECONDS = 0.1
 """What Spark needs for an exchange between tasks, however little travels."""
 BYTES_PER_SECOND = 8e6
-"""What a task joins of what Spark expects of sources, until the first epoch of a run has told: columns that are read of
-compressed files, or for ever where Spark knows nothing."""
+"""Source bytes that a task joins per second.  Only used to guess the first epoch's work from Spark's size estimate."""
+BUILD_BYTES_PER_SECOND = 64e6
+"""Bytes of a store that are copied into another per second, all tasks together."""
 _IDLE_MERGE_SECONDS = 0.05
 """Merging that a task may do even where epochs take no time."""
 
@@ -63,6 +66,8 @@ class Planner(Protocol):
 
     plan: Plan
 
+    def looked(self) -> None: ...
+
     @property
     def samples(self) -> frozenset[int]: ...
 
@@ -71,6 +76,20 @@ class Planner(Protocol):
     def report(self) -> dict[str, Any]: ...
 
     def memory(self) -> dict[str, Any] | None: ...
+
+
+class Changes(Protocol):
+    """What the driver needs of whoever keeps the catalog (`admission.py`): epochs may make queries live."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def builds(self) -> tuple[Build, ...]: ...
+
+    def after(self, live: LiveState) -> Planner | None: ...
+
+    def report(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -90,12 +109,14 @@ class Driver:
     """Microseconds since 1970: what TTLs are measured by."""
     planner: Planner | None = None
     """None keeps the plan for ever."""
+    changes: Changes | None = None
+    """None keeps the queries for ever."""
     sources: Sources = field(default_factory=Sources)
     """What is kept for queries of which Spark does a part."""
     behind: Behind = field(default_factory=Behind)
     """Their answers, on the way to sinks."""
-    tables: DataFrame | None = None
-    """The buckets of tables: they arrive with the first epoch."""
+    tables: Mapping[int, DataFrame] = field(default_factory=dict)
+    """The buckets of tables, by the epoch in which they arrive."""
     state: StateAccount = field(default_factory=StateAccount)
     progress: deque[dict[str, Any]] = field(default_factory=deque)
     failure: PlaitError | None = None
@@ -136,6 +157,9 @@ class Epoch:
     dropped: list[SegmentInfo] = field(default_factory=list)
     account: commits.Collected = field(default_factory=commits.Collected)
     manifest: Manifest | None = None
+    plan: Plan | None = None
+    """The plan that it ran with; the driver's may be the next epoch's already."""
+    optimiser: dict[str, Any] = field(default_factory=dict)
 
 
 def refuse_gap(checkpoint: Checkpoint) -> None:
@@ -184,11 +208,19 @@ def prepare(epoch: Epoch) -> None:
         driver.last_work = _expected_work(epoch)
     live, plan = driver.live, driver.plan
     clock_us = max(live.clock_us, driver.clock())
+    horizons = _horizons(plan, live.marks_ms, driver.watermark_policy)
     segments: dict[str, tuple[SegmentInfo, ...]] = {}
-    for store, infos in live.segments.items():
-        over = [i for i in infos if expired(i, plan.store_by_id[store], live.watermark_ms, clock_us)]
+    for name, infos in live.segments.items():
+        store = plan.store_by_id.get(name)
+        # What nobody refers to any more goes as a whole.
+        over = [
+            i
+            for i in infos
+            if store is None or i.max_born < store.lowest or expired(i, store, horizons.get(name), clock_us)
+        ]
         epoch.dropped.extend(over)
-        segments[store] = tuple(i for i in infos if i not in over)
+        if store is not None:
+            segments[name] = tuple(i for i in infos if i not in over)
     above = compress_above(driver.config)
     epoch.task = EpochTask(
         plan=plan,
@@ -202,7 +234,7 @@ def prepare(epoch: Epoch) -> None:
         # Tier 0 is what is read most: in the page cache if it fits, in blocks if not even that does.
         compress=_tier_0(segments, driver.config.fan_in) > above,
         kept=frozenset(q.name for q in plan.queries if driver.sinks[q.name].reads_rows or q.select or q.where),
-        watermark_ms=live.watermark_ms,
+        horizons=horizons,
         clock_us=clock_us,
         iterative=driver.config.probe == "iterative",
         chunk_rows=driver.config.chunk_rows,
@@ -211,8 +243,11 @@ def prepare(epoch: Epoch) -> None:
         merge_seconds=max(_IDLE_MERGE_SECONDS, driver.config.merge_share * driver.last_seconds),
         sampled=driver.planner.samples if driver.planner is not None else frozenset(),
         arriving=driver.arriving,
+        copies=_copies(driver, segments),
     )
-    parameters = EpochParameters(driver.tasks, live.watermark_ms, clock_us)
+    ahead = driver.config.max_future_us
+    latest = None if ahead is None else clock_us + ahead
+    parameters = EpochParameters(driver.tasks, clock_us, live.marks_ms, driver.watermark_policy, latest)
     driver.spark.sparkContext.setLocalProperty(PROPERTY, parameters.to_property())
 
 
@@ -221,8 +256,8 @@ def join(epoch: Epoch) -> None:
     assert epoch.task is not None
     task = epoch.task
     buckets = planned(epoch.buckets)
-    if epoch.number == 0 and epoch.driver.tables is not None:
-        buckets = buckets.union(epoch.driver.tables)
+    if epoch.number in epoch.driver.tables:
+        buckets = buckets.union(epoch.driver.tables[epoch.number])
     rows = exchange(buckets, task.tasks)
     if task.tasks == 1:
         rows = rows.mapInArrow(every_hop(task), SCHEMA)
@@ -258,28 +293,33 @@ def commit(epoch: Epoch) -> None:
     """The manifest makes the epoch part of the answer."""
     driver, account, task = epoch.driver, epoch.account, epoch.task
     assert task is not None
-    seen = dict(driver.live.max_event_ms)
-    for relation, event in account.max_event_ms.items():
-        seen[relation] = max(event, seen.get(relation, event))
+    seen = _latest(driver.live.max_event_ms, account.max_event_ms)
+    known = {mark.key for i in driver.plan.inputs for mark in i.marks}
+    marks = {k: at for k, at in _latest(driver.live.marks_ms, account.marks_ms).items() if k in known}
+    horizons = _horizons(driver.plan, marks, driver.watermark_policy)
     manifest = Manifest(
         epoch=epoch.number,
         token=driver.checkpoint.token,
         plan=driver.plan.digest,
         source=_source_digest(driver.checkpoint, epoch.number),
         clock_us=task.clock_us,
-        watermark_ms=commits.watermark(driver.plan, seen, driver.live.watermark_ms, driver.watermark_policy),
+        watermark_ms=_least_watermark(driver.plan, marks, driver.watermark_policy),
         max_event_ms=seen,
-        added=tuple(account.added),
+        added=(*account.added, *account.copied),
         removed=(*account.removed, *(info.path for info in epoch.dropped)),
         results=tuple(account.results),
         rows_in=account.rows_in,
         rows_late=account.rows_late,
         rows_out=account.rows_out,
         snapshot=None,
-        retention={s.id: Retention(s.time_column, s.keep_us, s.ttl_us) for s in driver.plan.stores},
+        retention={s.id: Retention(s.time_column, horizons.get(s.id), s.ttl_us) for s in driver.plan.stores},
         before_ms=driver.live.watermark_ms,
+        catalog=0 if driver.changes is None else driver.changes.version,
+        marks_ms=marks,
+        let_go=_let_go(epoch),
+        builds=_built(epoch),
     )
-    if epoch.number % driver.config.snapshot_every == 0:
+    if epoch.number % driver.config.snapshot_every == 0 or driver.live.legacy:
         after = driver.live.after(manifest)
         manifest = _with_snapshot(manifest, after)
     before = driver.live
@@ -291,11 +331,32 @@ def commit(epoch: Epoch) -> None:
     epoch.manifest = manifest
 
 
+def replan(epoch: Epoch) -> None:
+    """The next epoch's catalog and plan: builds that are complete make queries live, statistics may change orders."""
+    driver = epoch.driver
+    epoch.plan = driver.plan
+    if driver.planner is None:
+        return
+    begun = time.perf_counter()
+    driver.planner.looked()
+    changed = driver.planner.observe(_observed(epoch), time.monotonic())
+    # Not only by that: a first look is over after one epoch.
+    changed = changed or driver.planner.plan is not driver.plan
+    if (learnt := driver.planner.memory()) is not None:
+        driver.checkpoint.put_statistics(learnt)
+    if driver.changes is not None and (planner := driver.changes.after(driver.live)) is not None:
+        driver.planner, changed = planner, True
+    if changed:
+        driver.plan = driver.planner.plan
+        driver.rows = replace(driver.rows, plan=driver.plan)
+    epoch.optimiser = {**driver.planner.report(), "seconds": time.perf_counter() - begun}
+
+
 def observe(epoch: Epoch) -> None:
-    """What the epoch did, for people, for the optimiser, and for the next epoch; old files are collected."""
+    """What the epoch did, for people and for the next epoch; old files are collected."""
     driver, account = epoch.driver, epoch.account
-    plan = driver.plan
-    optimiser = _adapt(epoch)
+    assert epoch.plan is not None
+    plan = epoch.plan
     lookups = {node: count.lookups for node, count in account.edges.items()}
     driver.arriving = arriving(plan, lookups) if driver.plan is plan else {}
     live = [info for infos in driver.live.segments.values() for info in infos]
@@ -308,11 +369,17 @@ def observe(epoch: Epoch) -> None:
             "rows_in": account.rows_in,
             "rows_out": account.rows_out,
             "rows_late": account.rows_late,
+            "rows_null_key": account.rows_null_key,
+            "rows_corrupt": account.rows_corrupt,
+            "rows_future": account.rows_future,
             "state_rows": sum(info.rows for info in live),
             "state_bytes": sum(info.live_bytes for info in live),
             "state": driver.state.report(driver.live, account, epoch.number, _pending(epoch), remote),
             "segments": {store: len(infos) for store, infos in sorted(driver.live.segments.items())},
             "watermark_ms": driver.live.watermark_ms,
+            "watermarks": _watermarks(plan, driver.live.marks_ms, driver.watermark_policy),
+            "catalog": {} if driver.changes is None else driver.changes.report(),
+            "builds": {store: groups / KEY_GROUPS for store, groups in driver.live.builds.items()},
             "tasks": epoch.task.tasks if epoch.task is not None else driver.tasks,
             "seconds": epoch.seconds,
             "task_seconds": counted,
@@ -320,7 +387,7 @@ def observe(epoch: Epoch) -> None:
             "driven": account.driven,
             "ranks": list(plan.ranks),
             "orders": {q.name: {alias: list(order) for alias, order in q.orders} for q in plan.queries},
-            "optimiser": optimiser,
+            "optimiser": epoch.optimiser,
         }
     )
     driver.state.shrink(driver.checkpoint.home, driver.live)
@@ -332,7 +399,7 @@ def observe(epoch: Epoch) -> None:
 
 def _expected_work(epoch: Epoch) -> float:
     """Seconds that tasks will work for the first epoch of a run, by the size of what arrives."""
-    tables = epoch.driver.tables if epoch.number == 0 else None
+    tables = epoch.driver.tables.get(epoch.number)
     arriving: list[Any] = [df._jdf for df in (epoch.buckets, tables) if df is not None]
     return sum(int(df.queryExecution().optimizedPlan().stats().sizeInBytes()) for df in arriving) / BYTES_PER_SECOND
 
@@ -355,12 +422,9 @@ def _pending(epoch: Epoch) -> tuple[Merge, ...]:
     return choose_merges(epoch.driver.live.segments, epoch.driver.config.fan_in, epoch.task.tasks)
 
 
-def _adapt(epoch: Epoch) -> dict[str, Any]:
-    """Shows the optimiser the epoch; if it has a better plan, that is the next epoch's.  Its report, and its time."""
+def _observed(epoch: Epoch) -> Observed:
+    """The epoch as the optimiser sees it."""
     driver, account = epoch.driver, epoch.account
-    if driver.planner is None:
-        return {}
-    begun = time.perf_counter()
     arrived: dict[str, int] = {}
     for info in account.added:
         if info.tier == 0 and info.epoch == epoch.number:
@@ -374,7 +438,7 @@ def _adapt(epoch: Epoch) -> dict[str, Any]:
             rows=sum(i.rows for i in infos),
             runs=runs_per_lookup(infos),
         )
-    observed = Observed(
+    return Observed(
         epoch=epoch.number,
         rows_in=account.rows_in,
         rows_out=account.rows_out,
@@ -384,16 +448,68 @@ def _adapt(epoch: Epoch) -> dict[str, Any]:
         max_event_ms=driver.live.max_event_ms,
         exchanged=epoch.task is None or epoch.task.tasks > 1,
     )
-    if driver.planner.observe(observed, time.monotonic()):
-        driver.plan = driver.planner.plan
-        driver.rows = replace(driver.rows, plan=driver.plan)
-    if (learnt := driver.planner.memory()) is not None:
-        driver.checkpoint.put_statistics(learnt)
-    report = driver.planner.report()
-    return {**report, "seconds": time.perf_counter() - begun}
 
 
-STEPS: tuple[Callable[[Epoch], None], ...] = (prepare, join, finish, arrive, commit, deliver, observe)
+def _latest(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """Times only move forward."""
+    return {name: max(d[name] for d in (before, now) if name in d) for name in {**before, **now}}
+
+
+def _horizons(plan: Plan, marks_ms: Mapping[str, int], policy: str) -> dict[str, int]:
+    """By store the event time up to which rows cannot be reached; stores of which all rows can are left out."""
+    found = {store.id: horizon_us(store.reach, marks_ms, policy) for store in plan.stores}
+    return {store: horizon for store, horizon in found.items() if horizon is not None}
+
+
+def _watermarks(plan: Plan, marks_ms: Mapping[str, int], policy: str) -> dict[str, int | None]:
+    """By query."""
+    return {q.name: watermark_ms(q.marks, marks_ms, policy) for q in plan.queries}
+
+
+def _least_watermark(plan: Plan, marks_ms: Mapping[str, int], policy: str) -> int | None:
+    """Of all queries that have one."""
+    known = [at for at in _watermarks(plan, marks_ms, policy).values() if at is not None]
+    return min(known, default=None)
+
+
+def _let_go(epoch: Epoch) -> dict[str, int]:
+    """By store the latest birth of a row that was let expire, so far."""
+    driver, task = epoch.driver, epoch.task
+    assert task is not None
+    found = dict(driver.live.let_go)
+    dropped = [(info.store, let_go(info, task.horizons.get(info.store))) for info in epoch.dropped]
+    for store, birth in (*epoch.account.let_go.items(), *dropped):
+        found[store] = max(birth, found.get(store, -1))
+    sources = {build.store: build.source for build in (driver.changes.builds if driver.changes else ())}
+    for store, source in sources.items():
+        found[store] = max(found.get(store, -1), found.get(source, -1))
+    return {store: birth for store, birth in found.items() if birth >= 0 and store in driver.plan.store_by_id}
+
+
+def _copies(driver: Driver, segments: Mapping[str, Sequence[SegmentInfo]]) -> tuple[Copy, ...]:
+    """The next key groups of every build: as many as may be copied in the time that merging may take."""
+    found = []
+    budget = BUILD_BYTES_PER_SECOND * max(_IDLE_MERGE_SECONDS, driver.config.merge_share * driver.last_seconds)
+    for build in driver.changes.builds if driver.changes is not None else ():
+        begin = driver.live.builds.get(build.store, 0)
+        if begin >= KEY_GROUPS:
+            continue
+        size = sum(info.live_bytes for info in segments.get(build.source, ()))
+        groups = KEY_GROUPS if size <= budget else max(1, int(KEY_GROUPS * budget / size))
+        found.append(Copy(build.store, build.source, build.before, begin, min(KEY_GROUPS, begin + groups)))
+    return tuple(found)
+
+
+def _built(epoch: Epoch) -> dict[str, int]:
+    """By store that is being built, the key groups that are copied after this epoch."""
+    assert epoch.task is not None
+    changes = epoch.driver.changes
+    going = {build.store for build in changes.builds} if changes is not None else set()
+    done = {**epoch.driver.live.builds, **{copy.store: copy.end for copy in epoch.task.copies}}
+    return {store: groups for store, groups in done.items() if store in going}
+
+
+STEPS: tuple[Callable[[Epoch], None], ...] = (prepare, join, finish, arrive, commit, deliver, replan, observe)
 """The order of work in an epoch.  `join` holds exchange → append → probe → materialise, hop by hop."""
 
 

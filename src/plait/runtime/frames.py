@@ -157,7 +157,7 @@ class Matches:
                 picked.append(run.take(self.columns, wanted))
                 offset[at] += high - low
             total = int(ends[-1]) if len(ends) else 0
-            self.table = pa.table(gather(picked, places, total), names=list(self.columns))
+            self.table = pa.table(gather(_of_one_type(picked), places, total), names=list(self.columns))
             self.found = []
         return self.table, self.starts
 
@@ -244,6 +244,14 @@ def with_matches(frame: Frame, matches: Matches) -> Frame:
     if len(alive) < len(matches.counts):
         frame, matches = frame.restricted(alive), matches.restricted(alive)
     return replace(frame, lists=(*frame.lists, matches))
+
+
+def _of_one_type(picked: list[list[pa.Array]]) -> list[list[pa.Array]]:
+    """A column that some runs do not have is NULL there: in the type that it has in the others."""
+    if not any(pa.types.is_null(array.type) for arrays in picked for array in arrays):
+        return picked
+    kinds = [{a.type for a in column if not pa.types.is_null(a.type)} for column in zip(*picked, strict=True)]
+    return [[a.cast(next(iter(k), a.type)) for a, k in zip(arrays, kinds, strict=True)] for arrays in picked]
 
 
 def _width(table: pa.Table) -> float:

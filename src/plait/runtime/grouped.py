@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 from plait.query.expr import ColumnRef, Expr
 from plait.query.grouping import SUM, Grouping
 from plait.query.plan import Emit
-from plait.runtime.evaluate import arrow_type, values
 from plait.runtime.frames import Partial
 from plait.runtime.results import ResultWriter
 from plait.state.columns import single
+from plait.state.evaluate import arrow_type, values
 from plait.state.files import Files
 from plait.state.manifest import ResultFile
 

@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 from plait.kernels import U64
 from plait.query.expr import ColumnRef, columns_of
 from plait.query.observed import EdgeCount
-from plait.query.plan import ARRIVED, HASH, MASK, Emit, Key, Node, Plan, SlotColumn, Step, Store
-from plait.runtime.evaluate import holds
+from plait.query.plan import ARRIVED, BORN, HASH, Emit, Key, Node, Plan, SlotColumn, Step, Store, filter_column
 from plait.runtime.frames import Frame, Hits, Matches, Partial, with_matches
+from plait.state.evaluate import holds
 from plait.state.keys import hash_key, homogeneous, null_rows, same_keys
-from plait.state.run import Run
 from plait.state.segment import microseconds
+from plait.state.view import View
 
 Span = tuple[int | None, int | None]
 """Event times in microseconds, both ends included; None is unbounded."""
@@ -63,6 +63,18 @@ def _zone(step: Step, frame: Frame) -> Span:
     return None if lower is None else found["min"] + lower, None if upper is None else found["max"] + upper
 
 
+def _asked(step: Step, store: Store, runs: Sequence[View]) -> tuple[str, ...]:
+    """What decides whether a row of these runs is seen at all, beside its key: of most runs it is known for all."""
+    names: list[str] = []
+    if step.filter is not None and not all(run.passes_all(step.filter) for run in runs):
+        names.append(filter_column(step.filter))
+    if store.ttl_us is not None:
+        names.append(ARRIVED)
+    if step.floor is not None and any(run.min_born < step.floor for run in runs):
+        names.append(BORN)
+    return tuple(names)
+
+
 @dataclass
 class Prober:
     """Walks the probe trees of one hop.  `runs`, `ship` and `emit` are what the task gives it to work with."""
@@ -73,7 +85,7 @@ class Prober:
     budget: int
     """Bytes that the rows in hand may weigh, at each depth of the tree."""
     now_us: int
-    runs: Callable[[Step, Span], Sequence[Run]]
+    runs: Callable[[Step, Span], Sequence[View]]
     ship: Callable[[Node, pa.Table], None]
     emit: Callable[[Emit, Partial], None]
     counts: dict[int, EdgeCount] = field(default_factory=dict)
@@ -81,20 +93,23 @@ class Prober:
     def visit(self, node: Node, frame: Frame) -> None:
         """Probes `node`'s store with the frame's keys and follows the tree from there."""
         count = self.counts.setdefault(node.id, EdgeCount())
-        matches = self._look_up(node, frame, count)
+        step, store = node.step, self.plan.store_by_id[node.step.store]
+        # Opening runs comes before the clock: it is not what a lookup costs.
+        runs = self.runs(step, _zone(step, frame))
+        asked = _asked(step, store, runs)
+        matches = self._look_up(node, runs, asked, frame, count)
         count.lookups += len(frame.hashes)
         frame = with_matches(frame, matches)
         if not len(frame.hashes):
             return
-        step, store = node.step, self.plan.store_by_id[node.step.store]
-        if step.filter is None and step.exact and store.ttl_us is None:
+        if not asked and step.exact:
             self._go_on(node, frame, count, _Distinct(), _Distinct())
             return
         hit, alive = _Distinct(), _Distinct()
         for piece in frame.slices(self.budget, 1):
             begun = time.perf_counter_ns()
             *lists, hits = piece.lists
-            visible = hits.filtered(self._visible(step, store, node, piece, hits))
+            visible = hits.filtered(self._visible(step, store, node, asked, piece, hits))
             piece = with_matches(replace(piece, lists=tuple(lists)), visible)
             count.match_ns += time.perf_counter_ns() - begun
             if len(piece.hashes):
@@ -154,26 +169,25 @@ class Prober:
                     count.shipped += len(partial.hashes)
                     count.ship_ns += time.perf_counter_ns() - begun
 
-    def _look_up(self, node: Node, frame: Frame, count: EdgeCount) -> Matches:
-        step = node.step
-        store = self.plan.store_by_id[step.store]
-        # Opening runs comes before the clock: it is not what a lookup costs.
-        runs = self.runs(step, _zone(step, frame))
+    def _look_up(
+        self, node: Node, runs: Sequence[View], asked: tuple[str, ...], frame: Frame, count: EdgeCount
+    ) -> Matches:
         begun = time.perf_counter_ns()
         found: list[Hits] = []
         for run in runs:
-            at, low, high, asked, gallop = run.find(frame.hashes)
-            count.runs += asked
+            at, low, high, within, gallop = run.find(frame.hashes)
+            count.runs += within
             count.gallop += gallop
             if len(at):
                 found.append((run, at, low, high))
         slot = len(frame.base.slots) + len(frame.lists)
-        matches = Matches.of(len(frame.hashes), self._columns(node, store, slot), found)
+        columns = self._columns(node, self.plan.store_by_id[node.step.store], slot)
+        matches = Matches.of(len(frame.hashes), tuple(dict.fromkeys((*columns, *asked))), found)
         count.lookup_ns += time.perf_counter_ns() - begun
         return matches
 
     def _columns(self, node: Node, store: Store, slot: int) -> tuple[str, ...]:
-        """What is read of a matching row: what later steps and results use, and what visibility depends on."""
+        """What is read of a matching row: what later steps and results use, and the key where it is compared."""
         names: dict[str, None] = {}
         for below in node.walk():
             if not below.step.exact or below.step.hop > node.step.hop:
@@ -184,20 +198,20 @@ class Prober:
                 names.update(dict.fromkeys(c.column for c in emit.columns if c.slot == slot))
         if not node.step.exact:
             names.update(dict.fromkeys(store.key.columns))
-        if node.step.filter is not None:
-            names[MASK] = None
-        if store.ttl_us is not None:
-            names[ARRIVED] = None
         return tuple(names)
 
-    def _visible(self, step: Step, store: Store, node: Node, frame: Frame, matches: Matches) -> npt.NDArray[np.bool_]:
+    def _visible(
+        self, step: Step, store: Store, node: Node, asked: tuple[str, ...], frame: Frame, matches: Matches
+    ) -> npt.NDArray[np.bool_]:
         """Of the rows whose hash matches: the key is the same, the alias's filter lets it pass, its TTL is not over."""
         table, _ = matches.read()
         keep = np.ones(table.num_rows, np.bool_)
-        if step.filter is not None:
-            keep &= (table.column(MASK).to_numpy() >> step.filter & 1).astype(np.bool_)
-        if store.ttl_us is not None:
+        if step.filter is not None and filter_column(step.filter) in asked:
+            keep &= table.column(filter_column(step.filter)).to_numpy()
+        if store.ttl_us is not None and ARRIVED in asked:
             keep &= table.column(ARRIVED).to_numpy() + store.ttl_us > self.now_us
+        if step.floor is not None and BORN in asked:
+            keep &= table.column(BORN).to_numpy() >= step.floor
         if not step.exact:
             probes, key = self._probe_key(node, frame.base.picked(frame.starts))
             owners = np.repeat(np.arange(len(matches.counts)), matches.counts)

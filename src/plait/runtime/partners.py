@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from plait.kernels.probe import gather_ranges
 from plait.query.expr import ColumnRef
 from plait.query.partners import OWN, Partners
-from plait.runtime.evaluate import values
 from plait.state.columns import single
+from plait.state.evaluate import values
 
 MOST_PAIRS = 1 << 22
 """Rows with equal keys that are compared here; more are for Spark."""

@@ -156,8 +156,10 @@ def _starts(plan: Plan, hop: int) -> Iterator[tuple[int, Node]]:
     """Where tuples begin to look rows up at a hop, and the edge that they arrive on."""
     for tree in plan.trees:
         for top in tree.nodes:
-            if hop == 1:
+            if hop == 1 and tree.replays is None:
                 yield tree.edge, top
+            elif hop == 1:
+                continue
             else:
                 yield from ((node.id, node) for node in top.walk() if node.step.hop == hop)
 

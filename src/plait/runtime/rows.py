@@ -162,7 +162,10 @@ class ResultRows:
             for query in {file.query for file in manifest.results if file.whole}:
                 kept.pop(query, None)
             for file in manifest.results:
-                sink = sinks[file.query]
+                sink = sinks.get(file.query)
+                if sink is None:
+                    # Of a query that was dropped: its rows have gone to its sink, or with it.
+                    continue
                 if sink.keeps_rows or (sink.delivers and file.query not in done):
                     kept.setdefault(file.query, set()).add(file.path)
         return {path for paths in kept.values() for path in paths}

@@ -72,6 +72,7 @@ def _first(work: Work, inbox: Inbox) -> Iterator[pa.RecordBatch]:
     for _ in work.append_and_probe(inbox):
         yield from work.outbox.batches()
     work.merge()
+    work.copy()
     yield from work.finish()
     reached("task.end", work.context.epoch)
 
@@ -82,6 +83,7 @@ def _all_here(work: Work, inbox: Inbox) -> Iterator[pa.RecordBatch]:
     for _ in work.append_and_probe(inbox):
         pass
     work.merge()
+    work.copy()
     for hop in range(2, work.context.plan.hops + 1):
         for _ in work.probe_arrived(work.outbox.delivered(), hop):
             pass

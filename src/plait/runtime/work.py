@@ -7,17 +7,34 @@ retried or abandoned attempt leaves no trace that counts.  `task.py` says in whi
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from plait.config import KEY_GROUPS
-from plait.kernels import U64
-from plait.query.plan import ARRIVED, HASH, MASK, Emit, IngestEdge, Node, Plan, ProbeTree, Step, Store
+from plait.kernels import U64, Flags
+from plait.query.plan import (
+    ARRIVED,
+    BORN,
+    HASH,
+    Emit,
+    Filter,
+    IngestEdge,
+    Node,
+    Plan,
+    ProbeTree,
+    Replay,
+    Step,
+    Store,
+    filter_column,
+    mask_columns,
+)
 from plait.runtime.bucketise import cuts
 from plait.runtime.exchange import Inbox, Outbox
 from plait.runtime.faults import reached
@@ -27,18 +44,24 @@ from plait.runtime.hops import Prober, Span
 from plait.runtime.passes import HashRange, passes_for, reads_at
 from plait.runtime.results import ResultWriter
 from plait.runtime.sampling import front, key_count, passing, sampled, smallest
+from plait.state.build import Copy, copied
 from plait.state.cache import CACHE
 from plait.state.columns import take_table
 from plait.state.deep import DeepSegment, writing_deep
 from plait.state.files import Files
 from plait.state.home import SegmentHome
 from plait.state.reader import Segment, open_segment
-from plait.state.run import METER, MemoryRun, Run, together
-from plait.state.segment import SegmentInfo, new_run, write_segment
+from plait.state.run import METER, MemoryRun, together
+from plait.state.segment import Origin, SegmentInfo, microseconds, new_run, write_segment
+from plait.state.sets import Sets, tested
 from plait.state.tiers import PART_BYTES, Merge, merge_some
+from plait.state.view import View, viewed, viewed_now
 
-_TIDY, _YOUNG = 16, 600.0
-"""Every how many epochs a host's cache is cleared of what is not live, if it is older than so many seconds."""
+CACHE_SWEEP_EPOCHS = 16
+"""A host's cache is cleared of segments that are not live every so many epochs."""
+
+CACHE_MIN_AGE_SECONDS = 600.0
+"""Younger segments may be of an epoch that is being run: they stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,8 @@ class EpochTask:
     merges: tuple[Merge, ...]
     kept: frozenset[str]
     """Queries whose rows are written; the others' are dropped in the task."""
-    watermark_ms: int | None
+    horizons: Mapping[str, int]
+    """By store the event time, in microseconds, up to which rows cannot be reached any more."""
     clock_us: int
     iterative: bool
     chunk_rows: int
@@ -70,6 +94,8 @@ class EpochTask:
     """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
     arriving: Mapping[int, float] = field(default_factory=dict)
     """Which share of its keys got as far as a node, in the epoch before."""
+    copies: tuple[Copy, ...] = ()
+    """What is copied from one store to another in this epoch."""
 
     @property
     def live_paths(self) -> set[str]:
@@ -87,7 +113,7 @@ class Work:
 
     context: EpochTask
     task: int
-    current: dict[str, list[Run]] = field(default_factory=dict)
+    current: dict[str, list[View]] = field(default_factory=dict)
     writers: dict[str, ResultWriter | GroupWriter] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     driven: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -114,7 +140,7 @@ class Work:
         self._opened: dict[str, Segment] = {}
         self._range: HashRange | None = None
         self._dense: frozenset[str] = frozenset()
-        self._loaded: dict[str, MemoryRun] = {}
+        self._loaded: dict[str, View] = {}
         """What the pass that is under way has put together, by store."""
         self._new_runs: dict[str, str] = {}
         # Writing waits for the disk, and Arrow, xxhash and the system calls do without the interpreter's lock.
@@ -140,13 +166,13 @@ class Work:
             content = json.loads(note)
             if content["kind"] == "segment":
                 info = SegmentInfo.from_json(content["info"])
-                self.current.setdefault(info.store, []).append(self._open(info))
+                self.current.setdefault(info.store, []).append(self._view(info))
 
     def append_and_probe(self, inbox: Inbox) -> Iterator[None]:
         """The first hop: stops after every slice of what arrived, for the outbox to be emptied."""
         context = self.context
-        if context.home.remote is not None and context.epoch % _TIDY == 0:
-            context.home.forget(context.live_paths, time.time() - _YOUNG)
+        if context.home.remote is not None and context.epoch % CACHE_SWEEP_EPOCHS == 0:
+            context.home.forget(context.live_paths, time.time() - CACHE_MIN_AGE_SECONDS)
         inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
         for number, tables in enumerate(inbox.slices(self.inbox_bytes, context.groups(self.task))):
             # No more than one slice waits to be written.
@@ -158,9 +184,11 @@ class Work:
             with self.timed("probe"):
                 for part in self.passes(tables, 1):
                     for tree in context.plan.trees:
-                        if tree.edge in part:
+                        if tree.edge in part and tree.replays is None:
                             self.drive(tree, part[tree.edge])
                             reached("task.probe", context.epoch)
+                if number == 0:
+                    self.replay()
             # The smallest hashes are in the first slice of the first task.
             if context.sampled and self.task == 0 and number == 0:
                 with self.timed("sample"):
@@ -181,24 +209,39 @@ class Work:
         """Adds the bucket to its store: at once for this task's probes, and as a segment written beside them."""
         if edge.store is None:
             return
-        store = self.context.plan.store_by_id[edge.store]
+        plan = self.context.plan
+        store = plan.store_by_id[edge.store]
         hashes = table.column(HASH).to_numpy()
-        rows = table.select(_stored_columns(store))
-        self.current.setdefault(store.id, []).append(MemoryRun(hashes, rows))
+        rows = table.select(self._stored_columns(store))
+        view = viewed_now(MemoryRun(hashes, rows), self._sets(store), self.context.epoch, plan.filter_by_id)
+        self.current.setdefault(store.id, []).append(view)
         run = self._new_runs.setdefault(store.id, new_run())
         self._being_written.append(self.pen.submit(self._written, store, hashes, rows, run))
 
     def _written(self, store: Store, hashes: U64, rows: pa.Table, run: str) -> SegmentInfo:
         context = self.context
+        origin = Origin((context.epoch, context.epoch), self._sets(store))
         with self.timed("append"):
             if not context.compress:
+                how = {"epoch": context.epoch, "tier": 0}
                 return write_segment(
-                    context.home, store, rows, hashes, epoch=context.epoch, tier=0, sync=context.sync, run=run
+                    context.home, store, rows, hashes, **how, sync=context.sync, run=run, origin=origin
                 )
             width = 8 + rows.nbytes / len(hashes)
             with writing_deep(context.home, store, rows.schema, width, context.sync) as out:
                 out.write(hashes, rows)
-            return out.info(epoch=context.epoch, tier=0, run=run)
+            return out.info(epoch=context.epoch, tier=0, run=run, origin=origin)
+
+    def _sets(self, store: Store) -> Sets:
+        """What is known of the filters that this epoch's rows pass."""
+        source = self.context.plan.input_by_relation[store.relation]
+        ids = tuple(f.id for f in source.filters)
+        return Sets(bits=ids) if source.masked else Sets(passed=ids)
+
+    def _stored_columns(self, store: Store) -> list[str]:
+        source = self.context.plan.input_by_relation[store.relation]
+        masks = mask_columns(len(source.filters)) if store.masked else ()
+        return [*(c.name for c in store.columns), *masks, *([ARRIVED] if store.ttl_us is not None else [])]
 
     def settle(self) -> None:
         """Waits until all that was appended is on disk, and tells of it."""
@@ -224,9 +267,9 @@ class Work:
 
     def drive(self, tree: ProbeTree, table: pa.Table) -> None:
         """Sends new tuples of one relation through its probe tree, as far as this hop goes."""
-        if tree.filter is not None:
-            passing = np.flatnonzero(table.column(MASK).to_numpy() >> tree.filter & 1)
-            table = take_table(table, passing)
+        if tree.filter is not None and tree.replays is None:
+            position = self.context.plan.input_by_relation[tree.relation].position(tree.filter)
+            table = take_table(table, np.flatnonzero(tested(table.column, position)))
         if not table.num_rows:
             return
         base = Partial(table.column(HASH).to_numpy(), (Slot(table),))
@@ -251,21 +294,76 @@ class Work:
             frame = self.prober.frame(node, base) if frame is None or not node.step.exact else frame
             self.prober.visit(node, frame)
 
-    def runs(self, step: Step, times: Span) -> list[Run]:
+    def replay(self) -> None:
+        """Queries that begin with what is there: rows at rest of one of their streams drive once, like new ones."""
+        for tree in self.context.plan.trees:
+            for table in () if tree.replays is None else self._resting(tree, tree.replays):
+                self.drive(tree, table)
+                reached("task.replay", self.context.epoch)
+
+    def _resting(self, tree: ProbeTree, replay: Replay) -> Iterator[pa.Table]:
+        """Rows of a store that a query sees, in the key groups of this task, some at a time, sorted by hash."""
+        plan = self.context.plan
+        store = plan.store_by_id[replay.store]
+        low, high = (group * (2**64 // KEY_GROUPS) for group in self.context.groups(self.task))
+        views = [
+            view
+            for info in self._own(store.id)
+            if info.max_born >= (replay.floor or 0)
+            if len((view := self._view(info)).hashes)
+        ]
+        asked = [ARRIVED] if store.ttl_us is not None else []
+        asked += [BORN] if replay.floor is not None else []
+        asked += [filter_column(tree.filter)] if tree.filter is not None else []
+        names = [*(c.name for c in store.columns), *asked]
+        rows = sum(len(view.hashes) for view in views)
+        width = sum(view.width * len(view.hashes) for view in views) / max(1, rows)
+        parts = max(1, math.ceil(rows * width / max(1, self.inbox_bytes)))
+        bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
+        for begin, end in pairwise(bounds):
+            pieces = []
+            for view in views:
+                hashes, part = view.run.between(begin, end)
+                if len(hashes):
+                    pieces.append((hashes, view.table(names, part, len(hashes))))
+            if pieces:
+                run = together(pieces)
+                table = pa.table([pa.array(run.hashes), *run.table.columns], names=[HASH, *names])
+                keep = self._held(table, tree, store, replay)
+                yield table if keep.all() else take_table(table, np.flatnonzero(keep))
+
+    def _held(self, table: pa.Table, tree: ProbeTree, store: Store, replay: Replay) -> Flags:
+        """The rows that the query itself would hold."""
+        keep = np.ones(table.num_rows, np.bool_)
+        if tree.filter is not None:
+            keep &= table.column(filter_column(tree.filter)).to_numpy()
+        if store.ttl_us is not None:
+            keep &= table.column(ARRIVED).to_numpy() + store.ttl_us > self.context.clock_us
+        if replay.floor is not None:
+            keep &= table.column(BORN).to_numpy() >= replay.floor
+        if replay.above_us is not None and store.time_column is not None:
+            times = microseconds(table.column(store.time_column)).fill_null(np.iinfo(np.int64).min)
+            keep &= times.to_numpy() > replay.above_us
+        return keep
+
+    def runs(self, step: Step, times: Span) -> list[View]:
         """The rank rule: all earlier epochs; of this epoch only what ranks below the driving relation.
 
-        Segments without a row in the window are left out.
+        Segments without a row in the window, or above the floor, are left out.
         """
-        return self.runs_of(step.store, step.sees_current, times)
+        return self.runs_of(step.store, step.sees_current, times, step.floor or 0)
 
-    def runs_of(self, store: str, sees_current: bool, times: Span = (None, None)) -> list[Run]:
+    def runs_of(self, store: str, sees_current: bool, times: Span = (None, None), floor: int = 0) -> list[View]:
         current = self.current.get(store, []) if sees_current else []
         if store in self._dense and times == (None, None):
             return [self._together(store), *current]
         own = self._own(store)
-        mine = [info for info in own if _overlaps(info, times)]
+        mine = [info for info in own if _overlaps(info, times) and info.max_born >= floor]
         METER.segments_skipped += len(own) - len(mine)
-        return [*(self._open(info) for info in mine), *current]
+        return [*(self._view(info) for info in mine), *current]
+
+    def _view(self, info: SegmentInfo) -> View:
+        return viewed(self._open(info), info, self.context.plan.filter_by_id)
 
     def _own(self, store: str) -> list[SegmentInfo]:
         """The live segments with rows of this task's key groups."""
@@ -288,7 +386,9 @@ class Work:
             if wish.edge not in tables or wish.edge not in self.context.sampled:
                 continue
             table = tables[wish.edge]
-            keys, tuples = smallest(passing(table, table.column(HASH).to_numpy(), wish.filter))
+            source = next(i for i in plan.inputs if any(edge.id == wish.edge for edge in i.edges))
+            position = None if wish.filter is None else source.position(wish.filter)
+            keys, tuples = smallest(passing(table, table.column(HASH).to_numpy(), position))
             if not len(keys):
                 continue
             asked = [(wish.own, None, False), *wish.stores]
@@ -309,14 +409,28 @@ class Work:
             self._opened[info.path] = found
         return found
 
-    def _together(self, store: str) -> MemoryRun:
-        """All rows of a store that the pass under way is about."""
+    def _together(self, store: str) -> View:
+        """All rows of a store that the pass under way is about, with all that steps can ask of them."""
         assert self._range is not None
         found = self._loaded.get(store)
         if found is None:
-            pieces = [self._open(info).between(*self._range) for info in self._own(store)]
-            found = self._loaded[store] = together(pieces)
+            plan = self.context.plan
+            of = plan.store_by_id[store]
+            asked = sorted(self._asked_of(store)) + ([BORN] if of.floors else [])
+            names = [*(c.name for c in of.columns), *asked, *([ARRIVED] if of.ttl_us is not None else [])]
+            pieces = []
+            for info in self._own(store):
+                view = self._view(info)
+                hashes, part = view.run.between(*self._range)
+                pieces.append((hashes, view.table(names, part, len(hashes))))
+            first = min((info.min_born for info in self._own(store)), default=0)
+            found = self._loaded[store] = View(together(pieces), Sets(), first, plan.filter_by_id)
         return found
+
+    def _asked_of(self, store: str) -> set[str]:
+        """The filters that steps ask rows of a store for."""
+        nodes = [node for tree in self.context.plan.trees for top in tree.nodes for node in top.walk()]
+        return {filter_column(n.step.filter) for n in nodes if n.step.store == store and n.step.filter is not None}
 
     def ship(self, node: Node, table: pa.Table) -> None:
         self.outbox.ship(node.id, table, self.context.tasks)
@@ -355,18 +469,55 @@ class Work:
                 context.plan.store_by_id[merge.store],
                 merge,
                 epoch=context.epoch,
-                watermark_ms=context.watermark_ms,
+                horizon_us=context.horizons.get(merge.store),
                 now_us=context.clock_us,
                 sync=context.sync,
                 verified_dir=context.verified_dir,
                 part_bytes=min(PART_BYTES, context.memory // 32),
                 more=lambda: time.perf_counter() < until,
+                filters=self._filters_of(merge.store),
             )
             added = [info.to_json() for info in done.added]
-            self.outbox.note(self.task, kind="merge", added=added, removed=done.removed, written=done.written)
+            gone = {"removed": done.removed, "let_go": done.let_go, "store": merge.store}
+            self.outbox.note(self.task, kind="merge", added=added, written=done.written, **gone)
             reached("task.merge", context.epoch)
             if time.perf_counter() >= until:
                 break
+
+    def _filters_of(self, store: str) -> tuple[Filter, ...]:
+        return self.context.plan.input_by_relation[self.context.plan.store_by_id[store].relation].filters
+
+    def copy(self) -> None:
+        """The part that this task has in filling stores from others."""
+        context, plan = self.context, self.context.plan
+        for copy in context.copies if self.task < context.tasks else ():
+            with self.timed("build"):
+                source = plan.store_by_id[copy.source]
+                begin = copy.begin + (copy.end - copy.begin) * self.task // context.tasks
+                end = copy.begin + (copy.end - copy.begin) * (self.task + 1) // context.tasks
+                added = copied(
+                    context.home,
+                    plan.store_by_id[copy.store],
+                    [
+                        info
+                        for info in context.live.get(copy.source, ())
+                        if info.lo_group < end and info.hi_group > begin
+                    ],
+                    (begin, end),
+                    before=copy.before,
+                    epoch=context.epoch,
+                    source_ttl_us=source.ttl_us,
+                    horizon_us=context.horizons.get(copy.store),
+                    now_us=context.clock_us,
+                    filters=self._filters_of(copy.store),
+                    part_bytes=min(PART_BYTES, context.memory // 32),
+                    deep=context.compress,
+                    sync=context.sync,
+                    verified_dir=context.verified_dir,
+                )
+            for info in added:
+                self.outbox.note(self.task, kind="copy", info=info.to_json())
+            reached("task.build", context.epoch)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Closes the results and hands everything to Spark."""
@@ -404,8 +555,3 @@ class _Timer:
 
     def __exit__(self, *_: object) -> None:
         self.seconds[self.name] = self.seconds.get(self.name, 0.0) + self.sign * (time.perf_counter() - self._begin)
-
-
-def _stored_columns(store: Store) -> list[str]:
-    extra = ([MASK] if store.masked else []) + ([ARRIVED] if store.ttl_us is not None else [])
-    return [c.name for c in store.columns] + extra

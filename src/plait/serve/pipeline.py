@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.config import Config
 from plait.errors import ConfigError, PipelineError
-from plait.sql.durations import parse_duration
+from plait.query.durations import parse_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

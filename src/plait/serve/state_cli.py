@@ -15,6 +15,7 @@ from rich.text import Text
 from plait.config import Config
 from plait.errors import ConfigError
 from plait.serve.progress import in_bytes
+from plait.state.catalogs import layout_of
 from plait.state.checkpoint import Checkpoint
 from plait.state.compact import Compacted
 from plait.state.compact import compact as compacted
@@ -111,7 +112,7 @@ def compact(
     console = Console(stderr=True)
     found = []
     with Checkpoint(checkpoint, Config(state_dir=state_dir)) as opened, console.status("compacting"):
-        for done in compacted(opened, time.time_ns() // 1000, compress):
+        for done in compacted(opened, time.time_ns() // 1000, compress, layout_of(opened.files)):
             found.append(done)
             if not as_json:
                 # As text: the brackets of a store's name are no markup.

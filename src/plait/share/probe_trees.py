@@ -15,24 +15,24 @@ from dataclasses import dataclass, field
 
 from plait.order.orders import Orders
 from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of, rename
-from plait.query.graph import JoinGraph, Window
+from plait.query.graph import Alias, JoinGraph, Window
+from plait.query.layout import Layout
 from plait.query.plan import (
-    NO_KEY,
     Emit,
-    Key,
     Node,
     Plan,
     ProbeTree,
     QueryPlan,
+    Replay,
     SampleWish,
     SlotColumn,
     Step,
+    Store,
     Zone,
     key_of,
-    store_id,
 )
 from plait.query.relation import Relation
-from plait.share.layout import Layout, emitted, layout
+from plait.share.allocate import Allocation, Wanted, allocate, emitted
 
 
 @dataclass
@@ -50,7 +50,17 @@ class _Root:
 
     relation: str
     filter: int | None
-    key: Key
+    edge: int
+    replays: Replay | None = None
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """Of a query that begins with what is there: where rows at rest start, and which of them it would still hold."""
+
+    alias: str
+    above_us: Mapping[str, int]
+    """By alias: only rows with an event time above this."""
 
 
 def build_plan(
@@ -59,71 +69,145 @@ def build_plan(
     orders: Mapping[str, Orders],
     ranks: tuple[str, ...],
 ) -> Plan:
-    """The plan that runs all queries together under these probe orders and this ranking of the relations."""
-    return plan_on(layout(graphs, relations), graphs, orders, ranks)
+    """The plan that runs all queries together on a new checkpoint, under these probe orders and ranks."""
+    wanted = {name: Wanted(graph, name) for name, graph in graphs.items()}
+    return plan_on(allocate(Layout(), wanted, relations), graphs, orders, ranks)
 
 
 def plan_on(
-    base: Layout, graphs: Mapping[str, JoinGraph], orders: Mapping[str, Orders], ranks: tuple[str, ...]
+    base: Allocation,
+    graphs: Mapping[str, JoinGraph],
+    orders: Mapping[str, Orders],
+    ranks: tuple[str, ...],
+    looks: Mapping[str, FirstLook] | None = None,
 ) -> Plan:
-    """`build_plan` on a layout that is there already: what re-optimisation calls."""
-    ranks = tuple(r for r in ranks if r in base.filters)
+    """The plan of some joins on a layout that is there already."""
+    layout = base.layout
+    used = {i.relation for i in layout.inputs if i.edges}
+    # Tables come first: every stream's rows see those of this epoch, and they never drive.
+    ranks = tuple(sorted((r for r in ranks if r in used), key=lambda r: r not in layout.tables))
     roots: dict[_Root, _Branch] = {}
     paths: dict[tuple[str, str], list[_Branch]] = {}
     for name, graph in graphs.items():
+        at = _Place(base, name, graph, ranks)
         for driver, order in orders[name].items():
-            steps = list(_steps(graph, driver, order, ranks, base))
-            key = key_of(graph, driver, graph.lookup_key([driver], order[0], None)) if order else NO_KEY
-            root = _Root(graph.alias(driver).relation, base.filter_bit(graph.alias(driver)), key)
-            branch = roots.setdefault(root, _Branch())
             path = paths.setdefault((name, driver), [])
-            for step in steps:
-                branch = branch.children.setdefault(step, _Branch())
-                path.append(branch)
-            branch.emits.append(_emit(name, graph, [driver, *order], base))
-    # Whose relation ranks lowest drives first: its tuples see earlier epochs only.
+            if graph.alias(driver).relation in layout.tables and not at.only_tables:
+                path.extend(_Branch() for _ in order)
+                continue
+            root = _Root(graph.alias(driver).relation, at.filter_of_new(driver), at.edge(driver, order))
+            _grow(roots.setdefault(root, _Branch()), list(at.steps(driver, order)), path)
+            end = path[-1] if path else roots[root]
+            end.emits.append(_emit(name, graph, [driver, *order], layout))
+        look = (looks or {}).get(name)
+        if look is not None and len(graph.aliases) > 1:
+            order = orders[name][look.alias]
+            root = _Root(graph.alias(look.alias).relation, at.filter(look.alias), -1, at.replay(look, order))
+            branches: list[_Branch] = []
+            _grow(roots.setdefault(root, _Branch()), list(at.steps(look.alias, order, look)), branches)
+            branches[-1].emits.append(_emit(name, graph, [look.alias, *order], layout))
+    # Trees in ascending rank: the lowest sees only earlier epochs.
     first = sorted(roots, key=lambda root: ranks.index(root.relation))
-    ids = iter(range(sum(len(i.edges) for i in base.inputs), 1 << 30))
+    ids = iter(range(layout.next_edge, 1 << 30))
     trees = tuple(
         ProbeTree(
-            root.relation,
-            root.filter,
-            base.edge(root.relation, root.key),
-            _freeze(roots[root], ids),
-            tuple(roots[root].emits),
+            root.relation, root.filter, root.edge, _freeze(roots[root], ids), tuple(roots[root].emits), root.replays
         )
         for root in first
     )
     queries = tuple(
-        _query_plan(name, graph, orders[name], {d: paths[name, d] for d in orders[name]})
+        _query_plan(name, graph, orders[name], {d: paths[name, d] for d in orders[name]}, base)
         for name, graph in graphs.items()
     )
-    return Plan(base.inputs, base.stores, trees, queries, ranks, _samples(base, graphs, ranks))
+    return Plan(layout.inputs, layout.stores, trees, queries, ranks, _samples(base, graphs, ranks))
 
 
-def _steps(
-    graph: JoinGraph, driver: str, order: tuple[str, ...], ranks: tuple[str, ...], base: Layout
-) -> Iterator[Step]:
-    """One probe order as steps."""
-    slots = [driver]
-    hop = 0
-    here: tuple[int, ...] | None = None
-    for target in order:
-        attributes = graph.lookup_key(slots, target, here)
-        hop, here = (hop, here) if attributes == here else (hop + 1, attributes)
-        key = key_of(graph, target, attributes)
-        sources = [_carrier(graph, slots, attribute) for attribute in attributes]
-        yield Step(
-            store=store_id(graph.alias(target).relation, key),
-            key=tuple(SlotColumn(slots.index(ref.alias), ref.column) for ref in sources),
-            hop=hop,
-            exact=key.exact,
-            sees_current=_rank(graph, ranks, target) < _rank(graph, ranks, driver),
-            filter=base.filter_bit(graph.alias(target)),
-            checks=_checks(graph, slots, target, attributes),
-            zone=_zone(graph, slots, target, base.time_column(graph.alias(target).relation)),
-        )
-        slots.append(target)
+def _grow(branch: _Branch, steps: list[Step], path: list[_Branch]) -> None:
+    """Follows steps from a branch, adding those that are not there; `path` gets what is gone through."""
+    for step in steps:
+        branch = branch.children.setdefault(step, _Branch())
+        path.append(branch)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A join on an allocation: which stores, filters and floors its aliases have."""
+
+    base: Allocation
+    name: str
+    graph: JoinGraph
+    ranks: tuple[str, ...]
+
+    @property
+    def only_tables(self) -> bool:
+        return all(a.relation in self.base.layout.tables for a in self.graph.aliases)
+
+    def store(self, alias: str, attributes: tuple[int, ...]) -> Store:
+        key = key_of(self.graph, alias, attributes)
+        return self.base.layout.store_by_id[self.base.stores[self.name, alias, key.columns]]
+
+    def edge(self, driver: str, order: tuple[str, ...]) -> int:
+        """The edge on which the new tuples of a driver travel to their first probe."""
+        if order:
+            return self.base.layout.edge_by_store[self.store(driver, self._first_key(driver, order)).id].id
+        source = self.base.layout.input_by_relation[self.graph.alias(driver).relation]
+        return next(edge.id for edge in source.edges if edge.store is None)
+
+    def _first_key(self, driver: str, order: tuple[str, ...]) -> tuple[int, ...]:
+        return self.graph.lookup_key([driver], order[0], None)
+
+    def filter_of_new(self, alias: str) -> int | None:
+        """What the rows that arrive have to pass; None where all do."""
+        source = self.base.layout.input_by_relation[self.graph.alias(alias).relation]
+        wanted = self.base.filters[self.name, alias]
+        return None if source.implied(wanted) else wanted
+
+    def filter(self, alias: str, store: Store | None = None) -> int | None:
+        """What the rows that rest have to pass; None where all of the store do, and always did."""
+        if store is not None and len(store.eras) == 1:
+            return self.filter_of_new(alias)
+        return self.base.filters[self.name, alias]
+
+    def floor(self, alias: str, store: Store) -> int | None:
+        floor = self.base.floors[self.name][alias]
+        return floor if store.eras and floor > store.eras[0].since else None
+
+    def replay(self, look: FirstLook, order: tuple[str, ...]) -> Replay:
+        store = self.store(look.alias, self._first_key(look.alias, order))
+        return Replay(store.id, self.floor(look.alias, store), look.above_us.get(look.alias))
+
+    def steps(self, driver: str, order: tuple[str, ...], look: FirstLook | None = None) -> Iterator[Step]:
+        """One probe order as steps.  Of a first look none sees this epoch."""
+        graph, slots, hop = self.graph, [driver], 0
+        here: tuple[int, ...] | None = None
+        for target in order:
+            attributes = graph.lookup_key(slots, target, here)
+            hop, here = (hop, here) if attributes == here else (hop + 1, attributes)
+            store = self.store(target, attributes)
+            sources = [_carrier(graph, slots, attribute) for attribute in attributes]
+            checks = _checks(graph, slots, target, attributes)
+            if look is not None and target in look.above_us and store.time_column is not None:
+                checks = (_above(len(slots), store, look.above_us[target]), *checks)
+            in_table = graph.alias(target).relation in self.base.layout.tables
+            yield Step(
+                store=store.id,
+                key=tuple(SlotColumn(slots.index(ref.alias), ref.column) for ref in sources),
+                hop=hop,
+                exact=store.key.exact,
+                sees_current=(in_table and (look is not None or not self.only_tables))
+                or (look is None and _rank(graph, self.ranks, target) < _rank(graph, self.ranks, driver)),
+                filter=self.filter(target, store),
+                checks=checks,
+                zone=_zone(graph, slots, target, store.time_column),
+                floor=self.floor(target, store),
+            )
+            slots.append(target)
+
+
+def _above(slot: int, store: Store, bound_us: int) -> Expr:
+    assert store.time_column is not None
+    kind = next(c.type for c in store.columns if c.name == store.time_column)
+    return Call(">", (ColumnRef(str(slot), store.time_column, kind), Literal(bound_us, kind)), "boolean")
 
 
 def _carrier(graph: JoinGraph, slots: list[str], attribute: int) -> ColumnRef:
@@ -191,7 +275,9 @@ def _emit(name: str, graph: JoinGraph, slots: list[str], base: Layout) -> Emit:
     return Emit(name, tuple(SlotColumn(slots.index(ref.alias), ref.column) for ref in columns))
 
 
-def _query_plan(name: str, graph: JoinGraph, orders: Orders, paths: Mapping[str, list[_Branch]]) -> QueryPlan:
+def _query_plan(
+    name: str, graph: JoinGraph, orders: Orders, paths: Mapping[str, list[_Branch]], base: Allocation
+) -> QueryPlan:
     output = tuple((o.name, o.type) for o in graph.outputs)
     after = graph.needs_spark_after
     columns = tuple((str(ref), ref.type) for ref in emitted(graph)) if after else output
@@ -207,22 +293,31 @@ def _query_plan(name: str, graph: JoinGraph, orders: Orders, paths: Mapping[str,
         nodes=tuple((driver, tuple(branch.id for branch in paths[driver])) for driver in sorted(orders)),
         relations=tuple((a.name, a.relation) for a in graph.aliases),
         grouping=None if graph.grouping is None else graph.grouping.over(names),
+        stores=tuple((a, key, store) for (join, a, key), store in base.stores.items() if join == name),
+        filters=tuple((a.name, _new_filter(base, name, a)) for a in graph.aliases),
+        marks=base.marks[name],
     )
 
 
-def _samples(base: Layout, graphs: Mapping[str, JoinGraph], ranks: tuple[str, ...]) -> tuple[SampleWish, ...]:
+def _new_filter(base: Allocation, name: str, alias: Alias) -> int | None:
+    wanted = base.filters[name, alias.name]
+    return None if base.layout.input_by_relation[alias.relation].implied(wanted) else wanted
+
+
+def _samples(base: Allocation, graphs: Mapping[str, JoinGraph], ranks: tuple[str, ...]) -> tuple[SampleWish, ...]:
     """For every input and key: the stores of all aliases that can be looked up by it directly."""
     found: dict[tuple[int, int | None, str], dict[tuple[str, int | None, bool], None]] = {}
-    for graph in graphs.values():
+    for name, graph in graphs.items():
+        at = _Place(base, name, graph, ranks)
         for alias in graph.aliases:
             for attributes in graph.keys_of(alias.name):
-                key = key_of(graph, alias.name, attributes)
-                edge = base.edge(alias.relation, key), base.filter_bit(alias), store_id(alias.relation, key)
+                own = at.store(alias.name, attributes)
+                edge = base.layout.edge_by_store[own.id].id, _new_filter(base, name, alias), own.id
                 for other in graph.aliases:
                     if other.name != alias.name and attributes in graph.keys_of(other.name):
                         sees = _rank(graph, ranks, other.name) < _rank(graph, ranks, alias.name)
-                        store = store_id(other.relation, key_of(graph, other.name, attributes))
-                        found.setdefault(edge, {})[store, base.filter_bit(other), sees] = None
+                        store = at.store(other.name, attributes)
+                        found.setdefault(edge, {})[store.id, _new_filter(base, name, other), sees] = None
     return tuple(SampleWish(*edge, tuple(stores)) for edge, stores in found.items())
 
 

@@ -8,9 +8,8 @@ the one without whose change the gain would have been smallest.
 When the forecasts cannot be used (nothing arrived, a pair of streams was never seen together, a number is not finite),
 the last good plan stays, and `said` tells why.
 
-Contract: a planner changes probe trees and ranks only.  Stores, inputs and edges are those of the layout for as long as
-the engine runs.  No row is lost or doubled by a switch, because each epoch runs under one plan and the rank rule holds
-in every plan.
+Contract: a planner changes probe trees and ranks only, on an allocation that it is given; stores, inputs, edges stay.
+No row is lost or doubled by a switch, because each epoch runs under one plan and the rank rule holds in every plan.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ from plait.order.cost import Coefficients, DriverView, driver_view
 from plait.order.drivers import POLICIES, StreamStats
 from plait.order.orders import ORDERERS, Orders, fixed
 from plait.query.graph import JoinGraph
+from plait.query.layout import Layout
 from plait.query.observed import Observed
 from plait.query.plan import Plan
 from plait.query.relation import Relation
-from plait.share.layout import layout
-from plait.share.probe_trees import plan_on
+from plait.share.allocate import Allocation, Wanted, allocate
+from plait.share.probe_trees import FirstLook, plan_on
 from plait.stats.counters import History, Name, Period, QueryForecast, gamma_mu, spanning
 
 SWITCHES_KEPT = 64
@@ -73,6 +73,10 @@ class Planner:
     graphs: Mapping[str, JoinGraph]
     relations: Mapping[str, Relation]
     config: Config
+    allocation: Allocation | None = None
+    """What the joins run on; None allocates for a new checkpoint."""
+    looks: Mapping[str, FirstLook] = field(default_factory=dict)
+    """Of queries whose first epoch is the next one, and which begin with what is there."""
     orders: dict[str, Orders] = field(default_factory=dict)
     coefficients: Coefficients = field(default_factory=Coefficients)
     switches: deque[Switch] = field(default_factory=lambda: deque(maxlen=SWITCHES_KEPT))
@@ -85,12 +89,15 @@ class Planner:
         config = self.config
         self._order = ORDERERS[config.orderer]
         self._rank = POLICIES[config.driver_policy]
-        self._layout = layout(self.graphs, self.relations)
+        if self.allocation is None:
+            wanted = {name: Wanted(graph, name) for name, graph in self.graphs.items()}
+            self.allocation = allocate(Layout(), wanted, self.relations)
+        self._on = self.allocation
         # A stream that is read by itself has no order to choose.
         self._joins = {name: graph for name, graph in self.graphs.items() if len(graph.aliases) > 1}
         self.orders = self.orders or {name: fixed(graph) for name, graph in self.graphs.items()}
-        self.ranks = tuple(name for name in self.relations if name in self._layout.filters)
-        self.plan = plan_on(self._layout, self.graphs, self.orders, self.ranks)
+        self.ranks = self._used()
+        self.plan = self._planned()
         self.history = History(config.history_periods, smoothing=config.cost_variant != "no_smoothing")
         self._period = Period()
         self._begun: float | None = None
@@ -106,6 +113,21 @@ class Planner:
         self._counted: dict[tuple[str, str, frozenset[str], str], tuple[float, float]] = {}
         if not self.adaptive:
             self.said = f"orders are kept: {self._why_fixed()}"
+
+    def _used(self) -> tuple[str, ...]:
+        """The relations that some query reads."""
+        used = {alias.relation for graph in self.graphs.values() for alias in graph.aliases}
+        return tuple(name for name in self.relations if name in used)
+
+    def _planned(self) -> Plan:
+        known = (*self.ranks, *(i.relation for i in self._on.layout.inputs if i.relation not in self.ranks))
+        return plan_on(self._on, self.graphs, self.orders, known, self.looks)
+
+    def looked(self) -> None:
+        """The epoch of the first looks is committed."""
+        if self.looks:
+            self.looks = {}
+            self.plan = self._planned()
 
     @property
     def adaptive(self) -> bool:
@@ -164,6 +186,10 @@ class Planner:
         if not self._learnt:
             return None
         self._learnt = False
+        return self.knowledge()
+
+    def knowledge(self) -> dict[str, Any]:
+        """All that was learnt so far."""
         return {
             "orders": {query: {d: list(o) for d, o in orders.items()} for query, orders in self.orders.items()},
             "ranks": list(self.ranks),
@@ -178,22 +204,23 @@ class Planner:
         self._report = None
         try:
             orders = {q: {d: tuple(o) for d, o in of.items()} for q, of in memory["orders"].items()}
-            fit = all(_is_order(g, d, orders[q][d]) for q, g in self.graphs.items() for d in fixed(g))
-            if not fit or sorted(memory["ranks"]) != sorted(self.ranks):
-                raise ValueError("other streams or queries")
+            ranks = [str(name) for name in memory["ranks"]]
             coefficients = Coefficients(**{k: float(v) for k, v in memory["coefficients"].items()})
             series = {tuple(n): [float(v) for v in values] for n, values in memory["series"]}
             seen, made = ({n: float(rows) for n, rows in memory[k].items()} for k in ("seen", "made"))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self.said = f"what was learnt before cannot be used ({error}); starting from the written orders"
             return
-        if self.config.orderer != "fixed":
-            self.orders = {query: dict(orders[query]) for query in self.graphs}
-        self.ranks = tuple(memory["ranks"])
+        # Queries come and go: of those that are still here, what was learnt is used.
+        for query, graph in self.graphs.items() if self.config.orderer != "fixed" else ():
+            mine = orders.get(query, {})
+            if all(d in mine and _is_order(graph, d, mine[d]) for d in fixed(graph)):
+                self.orders[query] = mine
+        self.ranks = tuple(sorted(self.ranks, key=lambda r: ranks.index(r) if r in ranks else len(ranks)))
         self.coefficients, self._seen, self._made = coefficients, seen, made
         for name, values in series.items():
             self.history.series[name] = deque(values, maxlen=self.history.length)
-        self.plan = plan_on(self._layout, self.graphs, self.orders, self.ranks)
+        self.plan = self._planned()
         self.said = "orders are those of the last run"
 
     def estimates(self) -> list[dict[str, Any]]:
@@ -280,7 +307,7 @@ class Planner:
             self.switches.extend(switched)
             self._basis = dict(self._values)
         self.orders, self.ranks = orders, ranks
-        self.plan = plan_on(self._layout, self.graphs, orders, ranks)
+        self.plan = self._planned()
         return True
 
     def _choose_orders(self, epoch: int) -> tuple[dict[str, Orders], list[Switch], str]:
@@ -344,7 +371,7 @@ class Planner:
         return found
 
     def _choose_ranks(self, epoch: int) -> tuple[str, ...]:
-        streams = {name: self._stream_stats(name) for name in self.relations if name in self._layout.filters}
+        streams = {name: self._stream_stats(name) for name in self._used()}
         return self._rank(streams, epoch + 1)
 
     def _stream_stats(self, relation: str) -> StreamStats:

@@ -23,12 +23,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from plait.errors import QueryError, StreamError
+from plait.query.durations import parse_duration
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
 from plait.sql import hints
 from plait.sql.closing import closing_of, readable_windows
 from plait.sql.convert import Converter, drawn, left_binary
-from plait.sql.durations import parse_duration
 from plait.sql.expressions import Node, Printer, prints_faithfully, read, unprintable
 from plait.sql.graph_rules import Draft, build_graph
 from plait.sql.grouping import grouping_of

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from plait.errors import QueryError
-from plait.query.expr import ColumnRef, columns_of
+from plait.query.expr import Call, ColumnRef, Expr, columns_of
 from plait.query.graph import INTEGRAL, Alias, Condition, Equality, JoinGraph, Output, Window
 from plait.query.relation import ColumnDef, Relation
 from plait.sql import windows
@@ -267,6 +267,7 @@ def build_graph(sql: str, draft: Draft) -> JoinGraph:
             conjunction({text: node for text, node in filters.items() if not _is_implied(node, required)}),
             tuple(draft.columns[r][0] for r in used if r.alias == name),
             draft.ttls.get(name),
+            _native_filter(draft, {text: node for text, node in filters.items() if not _is_implied(node, required)}),
         )
         for name, leaf, filters in zip(draft.names, draft.join.leaves, draft.filters, strict=True)
     )
@@ -278,6 +279,18 @@ def build_graph(sql: str, draft: Draft) -> JoinGraph:
         windows=draft.windows,
         conditions=tuple(draft.conditions),
     )
+
+
+def _native_filter(draft: Draft, filters: Mapping[str, Node | None]) -> Expr | None:
+    """A filter as tasks evaluate it, from the stream's own columns; None if there is none, or they cannot."""
+    translate = Translator(draft.column)
+    found: Expr | None = None
+    for node in filters.values():
+        expr = None if node is None else translate(node)
+        if expr is None or any(ref.column.startswith("=") for ref in columns_of(expr)):
+            return None
+        found = expr if found is None else Call("and", (found, expr), "boolean")
+    return found
 
 
 def _is_implied(node: Node | None, required: set[str]) -> bool:

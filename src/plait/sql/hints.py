@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from plait.errors import QueryError
-from plait.sql.durations import parse_duration
+from plait.query.durations import parse_duration
 from plait.sql.multiway import items
 
 NAME = "STATE_TTL"

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from plait.errors import CheckpointError
-from plait.query.plan import Key, Store
+from plait.query.layout import Layout
+from plait.query.plan import NO_KEY, Filter, Store
 from plait.state.checkpoint import Checkpoint
 from plait.state.manifest import LiveState, Manifest, Retention
 from plait.state.segment import SegmentInfo, new_run
@@ -32,8 +33,11 @@ class Compacted:
     bytes: tuple[int, int]
 
 
-def compact(checkpoint: Checkpoint, now_us: int, compress: bool) -> Iterator[Compacted]:
-    """Compacts an open checkpoint, one store at a time."""
+def compact(checkpoint: Checkpoint, now_us: int, compress: bool, layout: Layout | None = None) -> Iterator[Compacted]:
+    """Compacts an open checkpoint, one store at a time.
+
+    With its layout, rows and bits that serve nobody any more go as well.
+    """
     live = checkpoint.log.live()
     if live.epoch < 0:
         raise CheckpointError("NO_STATE", f"{checkpoint.path} has no committed epoch", "run the engine first")
@@ -41,8 +45,10 @@ def compact(checkpoint: Checkpoint, now_us: int, compress: bool) -> Iterator[Com
     for store in sorted(live.segments):
         before = live.segments[store]
         kept = live.retention.get(store, Retention(None, None, None))
-        # What merging needs of a store: its name, and which rows have expired.
-        of = Store(store, "", Key((), (), True), (), False, kept.time_column, kept.keep_us, kept.ttl_us)
+        of, filters = _store(layout, store, kept)
+        if of is None:
+            # Nobody uses it: the next epoch drops it.
+            continue
         tier = max(1, *(info.tier for info in before))
         if len({info.run for info in before}) == 1 and all(i.deep == compress and not i.first for i in before):
             continue
@@ -52,15 +58,24 @@ def compact(checkpoint: Checkpoint, now_us: int, compress: bool) -> Iterator[Com
             of,
             merge,
             epoch=live.epoch,
-            watermark_ms=live.watermark_ms,
+            horizon_us=kept.horizon_us,
             now_us=now_us,
             sync=checkpoint.config.sync,
+            filters=filters,
         )
-        live = _commit(checkpoint, live, store, tuple(done.added))
+        live = _commit(checkpoint, live, store, tuple(done.added), done.let_go)
         for path in done.removed if checkpoint.files.local else ():
             checkpoint.home.delete(path)
         after = live.segments.get(store, ())
         yield Compacted(store, *(_both(before, after, count) for count in ("segments", "rows", "bytes")))
+
+
+def _store(layout: Layout | None, name: str, kept: Retention) -> tuple[Store | None, tuple[Filter, ...] | None]:
+    """What merging needs of a store, and the filters in use."""
+    if layout is None:
+        return Store(name, "", NO_KEY, (), False, kept.time_column, None, kept.ttl_us), None
+    found = layout.store_by_id.get(name)
+    return found, None if found is None else layout.input_by_relation[found.relation].filters
 
 
 def _both(before: tuple[SegmentInfo, ...], after: tuple[SegmentInfo, ...], what: str) -> tuple[int, int]:
@@ -70,7 +85,9 @@ def _both(before: tuple[SegmentInfo, ...], after: tuple[SegmentInfo, ...], what:
     return count(before), count(after)
 
 
-def _commit(checkpoint: Checkpoint, live: LiveState, store: str, infos: tuple[SegmentInfo, ...]) -> LiveState:
+def _commit(
+    checkpoint: Checkpoint, live: LiveState, store: str, infos: tuple[SegmentInfo, ...], let_go: int
+) -> LiveState:
     segments = {**live.segments, store: infos}
     last = checkpoint.log.read(live.epoch)
     assert last is not None, "the last manifest was there a moment ago"
@@ -80,6 +97,7 @@ def _commit(checkpoint: Checkpoint, live: LiveState, store: str, infos: tuple[Se
         added=(),
         removed=(),
         snapshot=tuple(info for found in segments.values() for info in found),
+        let_go={**live.let_go, store: max(let_go, live.let_go.get(store, -1))},
     )
     checkpoint.check_fence()
     checkpoint.log.amend(amended)

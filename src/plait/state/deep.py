@@ -47,7 +47,7 @@ from plait.state.files import RESTORE
 from plait.state.home import SegmentHome
 from plait.state.mapped import announce
 from plait.state.run import METER, NOTHING, Found, ends_of, first_from, within
-from plait.state.segment import SegmentInfo, Summary, Tee, new_path, writing
+from plait.state.segment import Origin, SegmentInfo, Summary, Tee, new_path, writing
 
 BLOCK_BYTES = 64 << 10
 """Of rows in memory per block: decompressing one costs about as much as finding it on disk."""
@@ -141,9 +141,10 @@ class DeepWriter:
         text = json.dumps(index).encode()
         tee.write(text + struct.pack("<Q", len(text)))
 
-    def info(self, *, epoch: int, tier: int, run: str) -> SegmentInfo:
+    def info(self, *, epoch: int, tier: int, run: str, origin: Origin | None = None) -> SegmentInfo:
         """The segment, once it is complete."""
-        return self._summary.info(self.path, self._tee, epoch=epoch, tier=tier, run=run, meta=self.meta)
+        told = {"epoch": epoch, "tier": tier}
+        return self._summary.info(self.path, self._tee, **told, run=run, meta=self.meta, origin=origin)
 
 
 @contextmanager
@@ -212,6 +213,11 @@ class DeepSegment:
         """Compares every block with its sum."""
         for block in range(len(self.sums)):
             self._verified(block)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Its columns."""
+        return frozenset(self.schema.names)
 
     @property
     def hashes(self) -> U64:

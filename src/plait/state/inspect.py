@@ -25,6 +25,8 @@ from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, PlaitError
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
+from plait.query.layout import Layout
+from plait.state import catalogs
 from plait.state.checkpoint import Checkpoint, segment_home
 from plait.state.files import TEMPORARY
 from plait.state.home import SegmentHome, scratch_dir
@@ -125,8 +127,16 @@ class Inspection:
         return segment_home(checkpoint.files, Config(state_dir=self.state_dir), name)
 
     def catalog(self) -> dict[str, Any]:
-        """Streams, queries and stores it was made for; empty before the first start."""
-        return self._checkpoint.catalog() or {"queries": {}, "streams": {}, "stores": {}, "filters": {}}
+        """Its queries by name, and its stores with their columns; empty before the first start."""
+        found = catalogs.newest(self._checkpoint.files)
+        if found is None:
+            # Format 3 has one file; before the first start there is none.
+            return self._checkpoint.catalog() or {"queries": {}, "stores": {}}
+        layout = Layout.from_json(json.dumps(found["layout"]))
+        stores = {
+            s.id: {"columns": [[c.name, c.type] for c in s.columns], "changed": len(s.eras) > 1} for s in layout.stores
+        }
+        return {"queries": {q["name"]: q["sql"] for q in found["queries"]}, "stores": stores}
 
     def live(self) -> LiveState:
         """The state after the last committed epoch."""
@@ -172,7 +182,9 @@ class Inspection:
             if store not in catalog["stores"]:
                 yield Finding("STORE_UNKNOWN", store, "the catalog does not know this store")
                 continue
-            columns = [name for name, _ in catalog["stores"][store]["columns"]]
+            of = catalog["stores"][store]
+            # Segments of before a change have the columns of then.
+            columns = None if of.get("changed") else [name for name, _ in of["columns"]]
             paths = [info.path for info in infos]
             for path in sorted({p for p in paths if paths.count(p) > 1}):
                 yield Finding("SEGMENT_TWICE", path, f"{store} names it more than once")
@@ -180,7 +192,7 @@ class Inspection:
                 yield from self._segment_findings(home, info, columns)
             yield from self._run_findings(home, infos)
 
-    def _segment_findings(self, home: SegmentHome, info: SegmentInfo, columns: list[str]) -> Iterator[Finding]:
+    def _segment_findings(self, home: SegmentHome, info: SegmentInfo, columns: list[str] | None) -> Iterator[Finding]:
         end = info.first + info.rows
         try:
             segment = open_segment(home, info)
@@ -192,14 +204,16 @@ class Inspection:
             return
         hashes = segment.hashes
         keys = hashes[group_starts(hashes)[:-1]]
-        claims = {
+        claims: dict[str, tuple[Any, Any]] = {
             "rows": (info.rows, len(hashes)),
             "keys": (info.keys, len(keys)),
             "keys that a lookup finds": (len(keys), len(segment.find(keys).at)),
             "ascending": (True, bool(np.all(hashes[1:] >= hashes[:-1]))),
             "key groups": ((info.lo_group, info.hi_group), _groups(hashes)),
-            "columns": (columns, [c for c in segment.slice(info.first, info.first + 1).column_names if c[0] != "#"]),
         }
+        if columns is not None:
+            found = [c for c in segment.slice(info.first, info.first + 1).column_names if c[0] != "#"]
+            claims["columns"] = (columns, found)
         for what, (said, found) in claims.items():
             if said != found:
                 yield Finding("SEGMENT_CLAIM", info.path, f"{what}: the manifest says {said}, the segment has {found}")

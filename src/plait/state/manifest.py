@@ -19,15 +19,17 @@ import dataclasses
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
 
 from plait.errors import CheckpointError, CorruptionError
+from plait.query.layout import Layout
 from plait.state.files import RESTORE, Files, numbered
 from plait.state.segment import SegmentInfo
+from plait.state.sets import Sets
 
 FORMAT = 3
 LOG, RECEIPTS = "log", "receipts"
@@ -50,10 +52,11 @@ class ResultFile:
 
 @dataclass(frozen=True)
 class Retention:
-    """`Store.time_column`, `Store.keep_us` and `Store.ttl_us`: what decides whether a row is still reachable."""
+    """What decides whether a row of a store can still be reached, for those who do not know the queries."""
 
     time_column: str | None
-    keep_us: int | None
+    horizon_us: int | None
+    """Rows up to this event time cannot."""
     ttl_us: int | None
 
 
@@ -80,7 +83,15 @@ class Manifest:
     retention: dict[str, Retention] = field(default_factory=dict)
     """How long each store's rows can be reached."""
     before_ms: int | None = None
-    """The watermark before this epoch: by it rows were dropped as late."""
+    """The watermark before this epoch: the least of all queries."""
+    catalog: int = 0
+    """The version of the catalog that the epoch ran with; −1 in format 3, which had none."""
+    marks_ms: dict[str, int] = field(default_factory=dict)
+    """By mark the latest event time less the delay of its stream."""
+    let_go: dict[str, int] = field(default_factory=dict)
+    """By store the latest birth of a row that was let expire."""
+    builds: dict[str, int] = field(default_factory=dict)
+    """By store that is being built, the key groups of its source that are copied."""
 
     def encode(self) -> bytes:
         """The bytes of its file."""
@@ -91,10 +102,13 @@ class Manifest:
         """The inverse of `encode`; `where` names the file in errors."""
         value = unseal("plait-manifest", data, where, "MANIFEST_CORRUPT")
         try:
+            value.setdefault("catalog", -1)
             value["added"] = tuple(SegmentInfo.from_json(v) for v in value["added"])
             value["removed"] = tuple(value["removed"])
             value["results"] = tuple(ResultFile(**v) for v in value["results"])
-            value["retention"] = {store: Retention(**v) for store, v in value["retention"].items()}
+            value["retention"] = {
+                store: _retention(v, value["watermark_ms"]) for store, v in value["retention"].items()
+            }
             if value["snapshot"] is not None:
                 value["snapshot"] = tuple(SegmentInfo.from_json(v) for v in value["snapshot"])
             return Manifest(**value)
@@ -113,6 +127,12 @@ class LiveState:
     clock_us: int = 0
     token: int = 0
     retention: dict[str, Retention] = field(default_factory=dict)
+    catalog: int = 0
+    marks_ms: dict[str, int] = field(default_factory=dict)
+    let_go: dict[str, int] = field(default_factory=dict)
+    builds: dict[str, int] = field(default_factory=dict)
+    legacy: bool = False
+    """Whether format 3 wrote it: its segments do not say what their query sets mean."""
 
     def after(self, manifest: Manifest) -> LiveState:
         """The state after one more epoch; a snapshot stands for itself."""
@@ -136,7 +156,40 @@ class LiveState:
             clock_us=manifest.clock_us,
             token=manifest.token,
             retention=manifest.retention,
+            catalog=manifest.catalog,
+            marks_ms=manifest.marks_ms,
+            let_go=manifest.let_go,
+            builds=manifest.builds,
+            legacy=manifest.catalog < 0,
         )
+
+
+def modernised(live: LiveState, layout: Layout, filters: Mapping[str, tuple[int, ...]]) -> LiveState:
+    """State that format 3 wrote, with what its segments did not say: whose bits their query sets have.
+
+    `filters` are, by stream, those of the bits.  It had one watermark for all queries; every stream has its own now.
+    """
+    segments = {}
+    for name, infos in live.segments.items():
+        of = layout.store_by_id[name]
+        known = filters[of.relation]
+        sets = Sets(bits=known) if of.masked else Sets(passed=known)
+        segments[name] = tuple(dataclasses.replace(info, sets=sets) for info in infos)
+    marks = {
+        key: live.max_event_ms[i.relation] - (i.delay_ms or 0)
+        for key, (i, _) in layout.marks.items()
+        if i.relation in live.max_event_ms
+    }
+    return dataclasses.replace(live, segments=segments, marks_ms=marks)
+
+
+def _retention(value: dict[str, Any], watermark_ms: int | None) -> Retention:
+    """Format 3 says how long rows are kept, by one watermark for all queries."""
+    if "horizon_us" in value:
+        return Retention(**value)
+    kept = value["keep_us"]
+    horizon = None if kept is None or watermark_ms is None else watermark_ms * 1000 - kept
+    return Retention(value["time_column"], horizon, value["ttl_us"])
 
 
 def _missing(epoch: int, found: int) -> CorruptionError:

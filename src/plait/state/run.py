@@ -107,6 +107,11 @@ class MemoryRun:
     """The first and the last hash, where they are known: looking costs a page of the map each."""
 
     @property
+    def names(self) -> frozenset[str]:
+        """Its columns."""
+        return frozenset(self.table.column_names)
+
+    @property
     def width(self) -> float:
         """Bytes of a row."""
         return 8.0 + float(self.table.nbytes) / max(1, len(self.hashes))

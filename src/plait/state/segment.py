@@ -31,9 +31,21 @@ import xxhash
 from plait.kernels import U64
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
-from plait.query.plan import ARRIVED, HASH, Store
+from plait.query.plan import ARRIVED, BORN, HASH, Store
 from plait.state.files import storage_error, sync_directory
 from plait.state.home import SegmentHome
+from plait.state.sets import Sets
+
+NO_SETS = Sets()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the rows of a segment have in common, beyond their store."""
+
+    births: tuple[int, int]
+    """The first and the last epoch in which one of them arrived."""
+    sets: Sets = NO_SETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,12 @@ class SegmentInfo:
     """The run that it is being merged into."""
     meta: int = 0
     """Where the part that `checksum` covers begins: 0 in a flat segment, behind the blocks in a deep one."""
+    min_born: int = 0
+    """The first and the last epoch in which one of its rows arrived."""
+    max_born: int = 0
+    has_born: bool = False
+    """Whether every row has its birth in the column BORN."""
+    sets: Sets = NO_SETS
 
     @property
     def live_bytes(self) -> int:
@@ -79,8 +97,11 @@ class SegmentInfo:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> SegmentInfo:
-        """The inverse of `to_json`."""
-        return SegmentInfo(**value)
+        """The inverse of `to_json`; what format 3 does not say of births follows from the epoch."""
+        sets = value.get("sets", {"bits": (), "passed": ()})
+        last = value["epoch"]
+        births = {"min_born": last if value["tier"] == 0 else 0, "max_born": last}
+        return SegmentInfo(**{**births, **value, "sets": Sets(tuple(sets["bits"]), tuple(sets["passed"]))})
 
 
 class Tee:
@@ -115,6 +136,7 @@ class Summary:
         self.ends: list[np.uint64] = []
         self.times: tuple[int | None, int | None] = (None, None)
         self.max_arrived: int | None = None
+        self.births: tuple[int, int] | None = None
 
     def add(self, hashes: U64, table: pa.Table) -> None:
         """Takes in rows that follow those before in hash order."""
@@ -125,10 +147,18 @@ class Summary:
         low, high = _bounds(table, self.store.time_column)
         self.times = (_least(self.times[0], low, min), _least(self.times[1], high, max))
         self.max_arrived = _least(self.max_arrived, _bounds(table, ARRIVED)[1], max)
+        first, last = _bounds(table, BORN)
+        if first is not None and last is not None:
+            known = self.births or (first, last)
+            self.births = min(first, known[0]), max(last, known[1])
 
-    def info(self, path: str, tee: Tee, *, epoch: int, tier: int, run: str, meta: int = 0) -> SegmentInfo:
-        """The description of a file with these rows."""
+    def info(
+        self, path: str, tee: Tee, *, epoch: int, tier: int, run: str, meta: int = 0, origin: Origin | None = None
+    ) -> SegmentInfo:
+        """The description of a file with these rows, which have arrived in this epoch if nothing else is said."""
         groups = key_group(np.array(self.ends, np.uint64))
+        origin = origin or Origin((epoch, epoch))
+        first, last = self.births if self.births is not None else origin.births
         return SegmentInfo(
             store=self.store.id,
             path=path,
@@ -145,6 +175,10 @@ class Summary:
             max_time=self.times[1],
             max_arrived=self.max_arrived,
             meta=meta,
+            min_born=first,
+            max_born=last,
+            has_born=self.births is not None,
+            sets=origin.sets,
         )
 
 
@@ -201,6 +235,7 @@ def write_segment(
     tier: int,
     sync: bool,
     run: str | None = None,
+    origin: Origin | None = None,
 ) -> SegmentInfo:
     """Write `table`, already sorted by `hashes`, as a new flat segment of `store`."""
     rows = len(hashes)
@@ -215,7 +250,7 @@ def write_segment(
         writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     summary = Summary(store)
     summary.add(hashes, table)
-    return summary.info(path, tee, epoch=epoch, tier=tier, run=run or new_run())
+    return summary.info(path, tee, epoch=epoch, tier=tier, run=run or new_run(), origin=origin)
 
 
 def microseconds(column: Any) -> Any:

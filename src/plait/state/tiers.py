@@ -16,8 +16,9 @@ hundreds of gigabytes needs some megabytes of extra space.  Expired rows are dro
 without being read; a run spans at most about the time its rows live, so at most about as many expired rows are
 kept as live ones.
 
-Rows are unreachable when the watermark has passed their event time by `Store.keep_us`, or when their TTL is over.
-A row without event time is in no window, so it is dropped with the rest.
+Rows are unreachable when their event time is not above the store's *horizon*, or when their TTL is over.  The horizon
+follows from the watermarks of all queries that use the store.  A row without event time is in no window, so it is
+dropped with the rest.  Rows that pass no filter in use any more are dropped as well, and so are their bits.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from plait.config import KEY_GROUPS
 from plait.kernels import U64, Flags
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts, merge_order
-from plait.query.plan import ARRIVED, Store
+from plait.query.plan import ARRIVED, BORN, Filter, Store
 from plait.state.columns import take_table
 from plait.state.deep import writing_deep
 from plait.state.home import SegmentHome
 from plait.state.reader import Segment, open_segment
 from plait.state.segment import SegmentInfo, microseconds, write_segment
+from plait.state.shape import Shape, shape_of
 
 SEGMENT_BYTES = 32 << 20
 """Where a merge ends one segment and begins the next."""
@@ -137,22 +139,27 @@ def runs_per_lookup(infos: Iterable[SegmentInfo]) -> float:
     return float(covering[covering > 0].mean()) if covering.any() else 0.0
 
 
-def expired(info: SegmentInfo, store: Store, watermark_ms: int | None, now_us: int) -> bool:
+def expired(info: SegmentInfo, store: Store, horizon_us: int | None, now_us: int) -> bool:
     """Whether no row of a segment can be reached any more."""
-    if store.keep_us is None or watermark_ms is None or info.max_time is None:
-        passed = False
-    else:
-        passed = info.max_time + store.keep_us <= watermark_ms * 1000
+    passed = horizon_us is not None and info.max_time is not None and info.max_time <= horizon_us
     if store.ttl_us is None or info.max_arrived is None:
         return passed
     return passed or info.max_arrived + store.ttl_us <= now_us
 
 
-def live_rows(table: pa.Table, store: Store, watermark_ms: int | None, now_us: int) -> Flags | None:
+def let_go(info: SegmentInfo, horizon_us: int | None) -> int:
+    """The latest birth of a row that a query with a longer window misses if a segment is dropped; −1 if there is none.
+
+    What a TTL ends is over for every query.
+    """
+    return info.max_born if horizon_us is not None and (info.max_time or horizon_us + 1) <= horizon_us else -1
+
+
+def live_rows(table: pa.Table, store: Store, horizon_us: int | None, now_us: int) -> Flags | None:
     """Which rows can still be reached; None if all can.  The same rule as `expired`, row by row."""
     alive: Flags | None = None
-    if store.keep_us is not None and watermark_ms is not None and store.time_column in table.column_names:
-        alive = _above(table.column(store.time_column), watermark_ms * 1000 - store.keep_us)
+    if horizon_us is not None and store.time_column in table.column_names:
+        alive = _above(table.column(store.time_column), horizon_us)
     if store.ttl_us is not None and ARRIVED in table.column_names:
         young = _above(table.column(ARRIVED), now_us - store.ttl_us)
         alive = young if alive is None else alive & young
@@ -176,6 +183,8 @@ class Merged:
     removed: list[str] = field(default_factory=list)
     written: int = 0
     """Bytes."""
+    let_go: int = -1
+    """The latest birth of a row that was dropped because it cannot be reached any more."""
 
 
 @dataclass
@@ -204,27 +213,35 @@ def merge_some(
     merge: Merge,
     *,
     epoch: int,
-    watermark_ms: int | None,
+    horizon_us: int | None,
     now_us: int,
     sync: bool,
     verified_dir: str | None = None,
     part_bytes: int = PART_BYTES,
     more: Callable[[], bool] = lambda: True,
+    filters: tuple[Filter, ...] | None = None,
 ) -> Merged:
     """Goes on with a merge as long as there are rows and `more()` says so, without the rows that have expired.
 
-    At least one part is merged.  `more` is asked between parts.
+    At least one part is merged.  `more` is asked between parts.  `filters` are those in use: rows that pass none of
+    them are dropped.  Without it, columns and query sets stay what they are in the first segment.
     """
     done = Merged()
     sources: list[_Source] = []
     for info in merge.inputs:
-        if expired(info, store, watermark_ms, now_us):
+        if expired(info, store, horizon_us, now_us):
             done.removed.append(info.path)
+            done.let_go = max(done.let_go, let_go(info, horizon_us))
         else:
             run = open_segment(home, info, verified_dir)
             sources.append(_Source(info, run, info.first, info.first + info.rows))
-    parts = _parts(_by_run(sources), lambda table: live_rows(table, store, watermark_ms, now_us), part_bytes, more)
-    while (segment := _write(home, store, merge, parts, epoch, sync)) is not None:
+    shape = shape_of(store, [s.info for s in sources], [s.run.names for s in sources], filters, horizon_us)
+
+    def alive(table: pa.Table) -> Flags | None:
+        return live_rows(table, store, horizon_us, now_us)
+
+    parts = _parts(_by_run(sources), shape, alive, part_bytes, more, done)
+    while (segment := _write(home, store, merge, shape, parts, epoch, sync)) is not None:
         done.added.append(segment)
         done.written += segment.bytes
     for source in sources:
@@ -260,7 +277,12 @@ def _by_run(sources: Sequence[_Source]) -> list[list[_Source]]:
 
 
 def _parts(
-    runs: list[list[_Source]], alive: Callable[[pa.Table], Flags | None], part_bytes: int, more: Callable[[], bool]
+    runs: list[list[_Source]],
+    shape: Shape,
+    alive: Callable[[pa.Table], Flags | None],
+    part_bytes: int,
+    more: Callable[[], bool],
+    done: Merged,
 ) -> Iterator[_Part]:
     """The merged rows from the lowest hash up.  When a part is asked for, those before are done with."""
     begun = False
@@ -279,9 +301,9 @@ def _parts(
         lowest = min(s.hash(s.at) for s in heads)
         if cut is None or cut > lowest:
             ranges = [(s, s.at, s.below(cut, quota)) for s, quota in zip(heads, quotas, strict=True)]
-            yield from _merged(ranges, alive, True)
+            yield from _merged(ranges, shape, alive, True, done)
         else:
-            yield from _one_key([s for s in heads if s.hash(s.at) == lowest], lowest, rows, alive)
+            yield from _one_key([s for s in heads if s.hash(s.at) == lowest], lowest, rows, shape, alive, done)
 
 
 def _reached(pieces: Sequence[_Source], quota: int) -> int | None:
@@ -293,7 +315,12 @@ def _reached(pieces: Sequence[_Source], quota: int) -> int | None:
 
 
 def _one_key(
-    sources: Sequence[_Source], value: int, rows: int, alive: Callable[[pa.Table], Flags | None]
+    sources: Sequence[_Source],
+    value: int,
+    rows: int,
+    shape: Shape,
+    alive: Callable[[pa.Table], Flags | None],
+    done: Merged,
 ) -> Iterator[_Part]:
     """The rows of one hash that are more than a part takes: piece by piece, whatever their order."""
     for source in sources:
@@ -301,21 +328,32 @@ def _one_key(
         stop = source.at + int(np.searchsorted(source.run.hashes[begin:], np.uint64(value), side="right"))
         while source.at < stop:
             last = source is sources[-1] and source.at + rows >= stop
-            yield from _merged([(source, source.at, min(source.at + rows, stop))], alive, last)
+            yield from _merged([(source, source.at, min(source.at + rows, stop))], shape, alive, last, done)
 
 
 def _merged(
-    ranges: Sequence[tuple[_Source, int, int]], alive: Callable[[pa.Table], Flags | None], whole: bool
+    ranges: Sequence[tuple[_Source, int, int]],
+    shape: Shape,
+    alive: Callable[[pa.Table], Flags | None],
+    whole: bool,
+    done: Merged,
 ) -> Iterator[_Part]:
     """The rows of some ranges as one part, none if nothing is left of them; the sources move on."""
     ranges = [(s, a, b) for s, a, b in ranges if a < b]
     runs = [s.run.hashes[a - s.run.first : b - s.run.first] for s, a, b in ranges]
-    tables = [s.run.slice(a, b) for s, a, b in ranges]
+    tables = [shape.formed(s.info, s.run.slice(a, b), b - a) for s, a, b in ranges]
     order = merge_order(runs)
-    table = pa.concat_tables([t.select(tables[0].column_names) for t in tables], promote_options="permissive")
+    table = pa.concat_tables(tables, promote_options="permissive")
     keep = alive(table)
     if keep is not None:
+        births = [np.full(b - a, s.info.max_born) for s, a, b in ranges]
+        born = table.column(BORN).to_numpy() if BORN in table.column_names else np.concatenate(births)
+        if shape.horizon_us is not None:
+            done.let_go = max(done.let_go, int(born[~keep].max()))
         order = order[keep[order]]
+    wanted = shape.wanted(table)
+    if wanted is not None:
+        order = order[wanted[order]]
     for source, _, end in ranges:
         source.at = end
     hashes = np.concatenate(runs)[order]
@@ -324,7 +362,7 @@ def _merged(
 
 
 def _write(
-    home: SegmentHome, store: Store, merge: Merge, parts: Iterator[_Part], epoch: int, sync: bool
+    home: SegmentHome, store: Store, merge: Merge, shape: Shape, parts: Iterator[_Part], epoch: int, sync: bool
 ) -> SegmentInfo | None:
     """One segment of the result, of as many parts as it takes; None if there are none left."""
     part = next(parts, None)
@@ -338,7 +376,7 @@ def _write(
             while (not whole or out.bytes < SEGMENT_BYTES) and (part := next(parts, None)) is not None:
                 hashes, table, whole = part
                 out.write(hashes, table)
-        return out.info(epoch=epoch, tier=merge.tier, run=merge.into)
+        return out.info(epoch=epoch, tier=merge.tier, run=merge.into, origin=shape.origin)
     taken = [(hashes, table)]
     size = hashes.nbytes + table.nbytes
     while (not whole or size < SEGMENT_BYTES) and (part := next(parts, None)) is not None:
@@ -347,4 +385,5 @@ def _write(
         size += hashes.nbytes + table.nbytes
     hashes = np.concatenate([part[0] for part in taken])
     table = pa.concat_tables([part[1] for part in taken], promote_options="permissive")
-    return write_segment(home, store, table, hashes, epoch=epoch, tier=merge.tier, sync=sync, run=merge.into)
+    how = {"epoch": epoch, "tier": merge.tier}
+    return write_segment(home, store, table, hashes, **how, sync=sync, run=merge.into, origin=shape.origin)

@@ -22,7 +22,7 @@ from itertools import pairwise
 
 from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount, KeyCount, Observed, Sample
-from plait.query.plan import Plan, filter_bit, key_of, store_id
+from plait.query.plan import Plan, key_of, store_id
 from plait.stats.sketch import correlation, fresh_share, pair
 from plait.stats.smooth import FEWEST, forecasts
 
@@ -138,7 +138,7 @@ class History:
             self._note(("λ", relation), rows / period.epochs)
         for query, graph in graphs.items():
             for alias in graph.aliases:
-                driven = _arrivals(graph, alias.name, plan, period)
+                driven = _arrivals(query, graph, alias.name, plan, period)
                 if driven is not None:
                     self._note(("keys", query, alias.name), driven[0] / period.epochs)
                     self._note(("tuples", query, alias.name), driven[1])
@@ -190,12 +190,14 @@ class History:
                 self._beyond[query, driver] = self._beyond_product(query, graph, driver, plan)
             together[driver], wider[driver] = self._beyond[query, driver]
         stores = {
-            store.id: StoreForecast(
-                max(values.get(("κ", store.id), 1.0), 1.0),
-                max(values.get(("rows", store.id), 1.0), 1.0),
-                max(values.get(("runs", store.id), 1.0), 1.0),
+            store_id(graph.alias(alias).relation, key_of(graph, alias, key)): StoreForecast(
+                max(values.get(("κ", store[0]), 1.0), 1.0),
+                max(values.get(("rows", store[0]), 1.0), 1.0),
+                max(values.get(("runs", store[0]), 1.0), 1.0),
             )
-            for store in plan.stores
+            for alias in aliases
+            for key in graph.keys_of(alias)
+            if (store := _store_of(query, graph, alias, key, plan)) is not None
         }
         return QueryForecast(
             aliases=aliases,
@@ -215,9 +217,9 @@ class History:
         aliases = [a.name for a in graph.aliases]
         together = [1.0] * (1 << len(aliases))
         for key in graph.keys_of(driver):
-            wish = _sample_of(graph, driver, key, plan, self.last)
+            wish = _sample_of(query, graph, driver, key, plan, self.last)
             if wish is not None:
-                stores = [_store_of(graph, a, key, plan) if a != driver else None for a in aliases]
+                stores = [_store_of(query, graph, a, key, plan) if a != driver else None for a in aliases]
                 found = correlation(wish, stores)
                 together = [a * b for a, b in zip(together, found, strict=True)]
         wider: dict[int, float] = {}
@@ -320,33 +322,38 @@ def _pair(query: str, graph: JoinGraph, one: str, other: str, plan: Plan, period
     if target == other and (found := gamma_mu(count)) is not None:
         return found
     key = graph.lookup_key([one], other, None)
-    sample = _sample_of(graph, one, key, plan, period)
-    store = _store_of(graph, other, key, plan)
+    sample = _sample_of(query, graph, one, key, plan, period)
+    store = _store_of(query, graph, other, key, plan)
     return None if sample is None or store is None else pair(sample, store)
 
 
-def _arrivals(graph: JoinGraph, alias: str, plan: Plan, period: Period) -> tuple[float, float] | None:
+def _arrivals(query: str, graph: JoinGraph, alias: str, plan: Plan, period: Period) -> tuple[float, float] | None:
     """Distinct keys of the new tuples of an alias, and tuples per key."""
     key = graph.keys_of(alias)[0]
-    store = _store_of(graph, alias, key, plan)
-    sample = _sample_of(graph, alias, key, plan, period)
+    store = _store_of(query, graph, alias, key, plan)
+    sample = _sample_of(query, graph, alias, key, plan, period)
     if store is None or sample is None or store[0] not in period.stores:
         return None
     asked = sum(counts[0] for counts in sample.patterns.values())
     return float(period.stores[store[0]].arrived), sample.tuples / max(asked, 1)
 
 
-def _store_of(graph: JoinGraph, alias: str, key: tuple[int, ...], plan: Plan) -> tuple[str, int | None] | None:
-    """The store of an alias by a key, with the alias's filter bit; None if it cannot be looked up by it."""
+def _store_of(
+    query: str, graph: JoinGraph, alias: str, key: tuple[int, ...], plan: Plan
+) -> tuple[str, int | None] | None:
+    """The store of an alias by a key, with the alias's filter; None if it cannot be looked up by it."""
     if key not in graph.keys_of(alias):
         return None
-    found = graph.alias(alias)
-    bit = filter_bit(plan.input_by_relation[found.relation].filters, found.filter)
-    return store_id(found.relation, key_of(graph, alias, key)), bit
+    found = plan.query_by_name[query]
+    columns = key_of(graph, alias, key).columns
+    store = next(store for a, by, store in found.stores if (a, by) == (alias, columns))
+    return store, dict(found.filters)[alias]
 
 
-def _sample_of(graph: JoinGraph, alias: str, key: tuple[int, ...], plan: Plan, period: Period) -> Sample | None:
-    store = _store_of(graph, alias, key, plan)
+def _sample_of(
+    query: str, graph: JoinGraph, alias: str, key: tuple[int, ...], plan: Plan, period: Period
+) -> Sample | None:
+    store = _store_of(query, graph, alias, key, plan)
     if store is None:
         return None
     edges = plan.input_by_relation[graph.alias(alias).relation].edges

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.sql.durations import parse_duration
+from plait.query.durations import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,20 @@ from hypothesis import strategies as st
 from plait.order.orders import Orders, fixed
 from plait.query.expr import columns_of
 from plait.query.graph import JoinGraph
+from plait.query.layout import Layout
 from plait.query.plan import Node, Plan, store_id
-from plait.share.layout import layout
+from plait.query.relation import Relation
+from plait.share.allocate import Wanted, allocate
 from plait.share.probe_trees import build_plan
 from tests.random_joins import Case, cases, random_orders
 from tests.share.streams import joined, streams
 
 COMMON = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+
+def layout(graphs: dict[str, JoinGraph], relations: dict[str, Relation]) -> Layout:
+    """Of a new checkpoint."""
+    return allocate(Layout(), {name: Wanted(graph, name) for name, graph in graphs.items()}, relations).layout
 
 
 def every_order(graph: JoinGraph, driver: str) -> Iterator[tuple[str, ...]]:
@@ -65,7 +72,7 @@ def test_stores_inputs_and_edges_are_the_same_under_any_orders_and_ranks(case: C
         orders = {name: random_orders(graph, choose) for name, graph in case.graphs.items()}
         plan = build_plan(case.graphs, case.relations, orders, tuple(ranks))
         assert (plan.inputs, plan.stores) == (base.inputs, base.stores)
-        assert plan.ranks == tuple(r for r in ranks if r in base.filters)
+        assert plan.ranks == tuple(r for r in ranks if base.input_by_relation[r].edges)
         assert missing(plan) == []
 
 
@@ -105,10 +112,11 @@ def test_a_store_is_kept_for_every_key_by_which_some_order_looks_its_stream_up()
     ]
 
 
-def test_inputs_are_in_the_order_of_registration_and_streams_no_query_reads_have_none() -> None:
+def test_inputs_are_in_the_order_of_registration_and_streams_no_query_reads_have_no_edges() -> None:
     relations = {n: streams("abcx")[n] for n in "cxab"}
     found = layout({"q": joined("a.k = b.k", "b.k = c.k")}, relations)
-    assert [i.relation for i in found.inputs] == ["c", "a", "b"]
+    assert [i.relation for i in found.inputs] == ["c", "x", "a", "b"]
+    assert [i.relation for i in found.inputs if i.edges] == ["c", "a", "b"]
     edges = [edge for source in found.inputs for edge in source.edges]
     assert [edge.id for edge in edges] == list(range(len(edges)))
     assert {edge.store for edge in edges} == {s.id for s in found.stores}
@@ -119,7 +127,7 @@ def test_every_store_is_fed_by_an_edge_of_its_own_key() -> None:
     for source in found.inputs:
         for edge in source.edges:
             assert store_id(source.relation, edge.key) == edge.store
-            assert found.edge(source.relation, edge.key) == edge.id
+            assert found.edge_by_store[edge.store] == edge
 
 
 @settings(COMMON, max_examples=15)

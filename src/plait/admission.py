@@ -1,0 +1,215 @@
+"""Admission: the program's definitions and what rests on the checkpoint become the next epoch's catalog and plan.
+
+    catalog, definitions ──changed──► catalog ──allocate──► layout, floors, builds ──plan──► the next epoch's plan
+
+`admitted` is pure; `Admission` keeps the result while the engine runs, and writes a new version whenever it changes:
+at the start, and when a store that a query waits for has been built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plait.catalog.catalog import Catalog, shown
+from plait.catalog.changes import Definition, changed
+from plait.config import KEY_GROUPS, Config
+from plait.query.graph import JoinGraph
+from plait.query.layout import Build, StoreHistory
+from plait.query.plan import watermark_ms
+from plait.query.relation import Relation
+from plait.share.allocate import Allocation, Wanted, allocate
+from plait.share.probe_trees import FirstLook
+from plait.share.reoptimise import Planner
+from plait.share.retention import keep_us, with_ttls
+from plait.state import catalogs
+from plait.state.checkpoint import Checkpoint
+from plait.state.manifest import LiveState
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the program asks for."""
+
+    relations: Mapping[str, Relation]
+    tables: frozenset[str]
+    definitions: Mapping[str, Definition]
+    """By name."""
+    dropped: frozenset[str] = frozenset()
+    on_missing: str = "refuse"
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A catalog, the stores that its queries run on, and which of them run."""
+
+    catalog: Catalog
+    allocation: Allocation
+    graphs: Mapping[str, JoinGraph]
+    """The joins of all queries, by id."""
+
+    @property
+    def running(self) -> dict[str, JoinGraph]:
+        """The joins of queries that are live."""
+        live = {join for q in self.catalog.queries.values() if q.live_since is not None for join in q.joins}
+        return {name: graph for name, graph in self.graphs.items() if name in live}
+
+
+def admitted(before: Catalog, asked: Asked, live: LiveState) -> Admitted:
+    """What the next epoch runs with; the same version if nothing changes."""
+    epoch = live.epoch + 1
+    catalog = changed(
+        before,
+        asked.relations,
+        asked.tables,
+        asked.definitions,
+        asked.dropped,
+        epoch=epoch,
+        on_missing=asked.on_missing,
+    )
+    return _allocated(before, catalog, asked, live)
+
+
+def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState) -> Admitted:
+    """Stores for all queries of a catalog; those that wait for nothing any more become live."""
+    epoch = live.epoch + 1
+    graphs: dict[str, JoinGraph] = {}
+    wanted: dict[str, Wanted] = {}
+    for name, entry in catalog.queries.items():
+        definition = asked.definitions[name]
+        for join, graph in definition.graphs.items():
+            graphs[join] = graph
+            wanted[join] = Wanted(
+                graph=graph,
+                query=entry.id,
+                floors=entry.floors.get(join),
+                since=entry.since,
+                one_floor=definition.one_floor,
+                live=entry.live_since is not None,
+            )
+    allocation = allocate(
+        catalog.layout,
+        wanted,
+        asked.relations,
+        epoch=epoch,
+        version=before.version + 1,
+        history=history(live),
+        tables=asked.tables,
+    )
+    for entry in catalog.queries.values():
+        waits = any(join in allocation.waiting for join in entry.joins)
+        since = entry.live_since if entry.live_since is not None else None if waits else epoch
+        floors = {join: dict(allocation.floors[join]) for join in entry.joins}
+        catalog = catalog.with_query(replace(entry, floors=floors, live_since=since))
+    catalog = catalog.with_layout(allocation.layout)
+    if catalog != before:
+        catalog = replace(catalog, version=before.version + 1)
+    return Admitted(catalog, allocation, graphs)
+
+
+def history(live: LiveState) -> dict[str, StoreHistory]:
+    """What allocation must know of the rows at rest."""
+    names = {*live.segments, *live.let_go}
+    spans = {
+        name: tuple((i.min_born, i.max_born) for i in live.segments.get(name, ()) if not i.has_born) for name in names
+    }
+    return {name: StoreHistory(spans[name], live.let_go.get(name, -1)) for name in names}
+
+
+def first_looks(now: Admitted, asked: Asked, live: LiveState, policy: str) -> dict[str, FirstLook]:
+    """The joins whose first epoch is the next one, and which begin with what is there."""
+    epoch = live.epoch + 1
+    if not epoch:
+        return {}
+    relations = with_ttls(now.graphs, asked.relations)
+    found: dict[str, FirstLook] = {}
+    for entry in now.catalog.queries.values():
+        for join in entry.joins:
+            graph = now.graphs[join]
+            streams = [a for a in graph.aliases if a.relation not in asked.tables]
+            begins = entry.live_since == epoch and len(graph.aliases) > 1
+            if not begins or (streams and entry.since != "state") or (not streams and _loads(now, join, epoch)):
+                continue
+            at = watermark_ms(now.allocation.marks[join], live.marks_ms, policy)
+            kept = keep_us(graph, relations)
+            above = {a: at * 1000 - kept_us for a, kept_us in kept.items() if at is not None and kept_us is not None}
+            first = min(streams or graph.aliases, key=lambda a: _rows(now, join, a.name, live))
+            found[join] = FirstLook(first.name, above)
+    return found
+
+
+def _loads(now: Admitted, join: str, epoch: int) -> bool:
+    """Whether rows of a table are loaded for a join in an epoch: then they drive."""
+    stores = [store for (j, _, _), store in now.allocation.stores.items() if j == join]
+    return any(now.allocation.layout.store_by_id[store].since == epoch for store in stores)
+
+
+def _rows(now: Admitted, join: str, alias: str, live: LiveState) -> int:
+    mine = {store for (j, a, _), store in now.allocation.stores.items() if (j, a) == (join, alias)}
+    return min((sum(i.rows for i in live.segments.get(store, ())) for store in mine), default=0)
+
+
+@dataclass
+class Admission:
+    """The catalog in force, while an engine runs."""
+
+    checkpoint: Checkpoint
+    config: Config
+    asked: Asked
+    now: Admitted
+    policy: str = "min"
+    planner: Planner | None = None
+
+    @property
+    def version(self) -> int:
+        """Of the catalog."""
+        return self.now.catalog.version
+
+    @property
+    def builds(self) -> tuple[Build, ...]:
+        """Stores that are being filled."""
+        return self.now.catalog.layout.builds
+
+    def begin(self, live: LiveState, learnt: Mapping[str, Any] | None) -> Planner:
+        """The planner of the next epoch."""
+        planner = Planner(
+            self.now.running,
+            self.asked.relations,
+            self.config,
+            self.now.allocation,
+            first_looks(self.now, self.asked, live, self.policy),
+        )
+        if learnt is not None:
+            planner.recall(learnt)
+        self.planner = planner
+        return planner
+
+    def put(self, before: Catalog) -> None:
+        """Makes the catalog durable, if it is a new version."""
+        if self.version != before.version:
+            catalogs.put(self.checkpoint.files, self.version, self.now.catalog.to_json())
+
+    def after(self, live: LiveState) -> Planner | None:
+        """Queries whose stores are built become live; None if nothing changes."""
+        done = {build.store for build in self.builds if live.builds.get(build.store, 0) >= KEY_GROUPS}
+        if not done:
+            return None
+        before = self.now.catalog
+        left = tuple(build for build in self.builds if build.store not in done)
+        catalog = before.with_layout(replace(before.layout, builds=left))
+        self.now = _allocated(before, catalog, self.asked, live)
+        self.checkpoint.check_fence()
+        self.put(before)
+        learnt = None if self.planner is None else self.planner.knowledge()
+        return self.begin(live, learnt)
+
+    def report(self) -> dict[str, Any]:
+        """For progress reports: the version, and every query's status."""
+        return {
+            "version": self.version,
+            "queries": {
+                shown(q.id): {"status": q.status, "live_since": q.live_since, "floors": q.floors}
+                for q in self.now.catalog.queries.values()
+            },
+        }

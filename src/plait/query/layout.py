@@ -1,0 +1,97 @@
+"""The layout: which stores there are, and how rows of each stream get there.  Frozen, serialisable, between two epochs.
+
+Identity is given, never counted: stores, edges and filters get their ids when they are first needed, keep them as long
+as somebody uses them, and no id is given twice in the life of a checkpoint.  `share/allocate.py` makes one layout from
+another.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from plait.query.plan import IngestEdge, Input, Mark, Store, decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A store that is being filled from another one, beside the epochs that append to it already.
+
+    Rows born before epoch `before` are copied, key group by key group of the source; the manifests say how far.
+    """
+
+    store: str
+    source: str
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHistory:
+    """What allocation must know of the rows that rest in a store."""
+
+    spans: tuple[tuple[int, int], ...] = ()
+    """First and last birth in each segment that cannot tell its rows' births apart."""
+    let_go: int = -1
+    """The latest birth of a row that was let expire; −1 if there was none."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Inputs and stores, and how to find them."""
+
+    inputs: tuple[Input, ...] = ()
+    stores: tuple[Store, ...] = ()
+    builds: tuple[Build, ...] = ()
+    next_edge: int = 0
+    next_filter: int = 0
+    tables: frozenset[str] = field(default_factory=frozenset)
+    """Relations that do not change: their rows come once, and are seen by every query."""
+
+    @cached_property
+    def store_by_id(self) -> dict[str, Store]:
+        """Stores by their id."""
+        return {store.id: store for store in self.stores}
+
+    @cached_property
+    def input_by_relation(self) -> dict[str, Input]:
+        """Inputs by their relation's name."""
+        return {i.relation: i for i in self.inputs}
+
+    @cached_property
+    def edge_by_store(self) -> dict[str, IngestEdge]:
+        """The edge on which new tuples travel to a store."""
+        return {edge.store: edge for i in self.inputs for edge in i.edges if edge.store is not None}
+
+    @cached_property
+    def marks(self) -> dict[str, tuple[Input, Mark]]:
+        """Marks by their key."""
+        return {mark.key: (i, mark) for i in self.inputs for mark in i.marks}
+
+    def to_json(self) -> str:
+        """Text that `from_json` turns back into an equal layout."""
+        values = [self.inputs, self.stores, [[b.store, b.source, b.before] for b in self.builds]]
+        return json.dumps(
+            {
+                "inputs": encode(values[0]),
+                "stores": encode(values[1]),
+                "builds": values[2],
+                "next_edge": self.next_edge,
+                "next_filter": self.next_filter,
+                "tables": sorted(self.tables),
+            },
+            sort_keys=True,
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Layout:
+        """The inverse of `to_json`."""
+        value = json.loads(text)
+        return Layout(
+            inputs=decode(value["inputs"]),
+            stores=decode(value["stores"]),
+            builds=tuple(Build(*build) for build in value["builds"]),
+            next_edge=value["next_edge"],
+            next_filter=value["next_filter"],
+            tables=frozenset(value["tables"]),
+        )

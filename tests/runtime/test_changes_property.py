@@ -1,0 +1,290 @@
+"""Queries come and go between runs: each gives the rows it would give alone, since its floors, as bags.
+
+The model of floors is the tests' own.  A stream's row is known to a query if it was born at the query's floor or later;
+the floor of an alias follows from which queries lived when, and from what they needed of the stream (`Past.floor`).
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from plait.admission import Admission, Asked, admitted
+from plait.catalog.catalog import Catalog
+from plait.catalog.changes import Definition
+from plait.config import Config
+from plait.query.expr import Expr
+from plait.query.graph import JoinGraph
+from plait.query.relation import Relation
+from plait.runtime.sinks import Keep
+from plait.state import catalogs
+from plait.state.checkpoint import Checkpoint
+from plait.testing import Clock, LocalEngine
+from tests.oracle import Bag, Oracle, bag
+from tests.random_joins import Case, cases, stamped
+
+COMMON = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+SINCE = ("now", "state", "new")
+
+
+@dataclass
+class Living:
+    """A query that lives, as the test knows it."""
+
+    id: str
+    of: str
+    """The query of the case whose graph it has."""
+    since: str
+    live_since: int
+    floors: Mapping[str, int]
+    found: Bag = field(default_factory=Counter)
+    before: Bag = field(default_factory=Counter)
+    """What the oracle says of rows born before it lived: not part of its results, unless it began with the state."""
+
+
+class Changing:
+    """An engine whose queries change, on one checkpoint; `restart` opens it anew with others."""
+
+    def __init__(self, directory: str, case: Case, choose: random.Random, keep: Mapping[str, str]) -> None:
+        self.directory, self.case, self.choose = directory, case, choose
+        self.relations = {n: replace(r, keep=keep[n]) for n, r in case.relations.items()}
+        self.graphs = {name: _evaluable(graph, case.predicates) for name, graph in case.graphs.items()}
+        self.clock = Clock()
+        self.engine: LocalEngine | None = None
+        self.admission: Admission | None = None
+
+    def restart(self, queries: Mapping[str, tuple[str, str]], dropped: frozenset[str], **config: Any) -> Catalog:
+        """Opens the checkpoint with these queries, by name: (query of the case, since)."""
+        self.close()
+        settings = Config(**{"tasks": 1, "sync": False, "max_future": None, "gc_grace_seconds": 0.0, **config})
+        with Checkpoint(self.directory, settings) as opened:
+            found = catalogs.newest(opened.files)
+            before = Catalog() if found is None else Catalog.from_json(found)
+            live = opened.log.live()
+            asked = Asked(
+                self.relations, frozenset(), {n: self._definition(before, n, *q) for n, q in queries.items()}, dropped
+            )
+            now = admitted(before, asked, live)
+            admission = Admission(opened, settings, asked, now)
+            admission.put(before)
+            planner = admission.begin(live, None)
+        self.engine = LocalEngine(
+            self.directory,
+            planner.plan,
+            settings,
+            predicates=self.case.predicates,
+            clock=self.clock,
+            planner=planner,
+            changes=admission,
+            seed=self.choose.randrange(1000),
+        )
+        admission.checkpoint = self.engine.checkpoint
+        self.engine.driver.sinks = {join: Keep() for join in now.graphs}
+        self.admission = admission
+        return now.catalog
+
+    def _definition(self, before: Catalog, name: str, of: str, since: str) -> Definition:
+        lives = before.queries.get(name)
+        text = f"{of} {since}"
+        id = lives.id if lives is not None and lives.sql == text else before.next_id(name)
+        return Definition(id, name, text, {id: self.graphs[of]}, "append", since, False, None)
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+
+
+def _evaluable(graph: JoinGraph, predicates: Mapping[str, Expr]) -> JoinGraph:
+    """With filters that tasks can evaluate on rows at rest."""
+    aliases = [a if a.filter is None else replace(a, condition=predicates[a.filter]) for a in graph.aliases]
+    return replace(graph, aliases=tuple(aliases))
+
+
+def floored(case: Case, query: str, floors: Mapping[str, int], born_before: int | None = None) -> str:
+    """The query in the oracle's words, over rows that were born at the floors or later."""
+    sql = case.queries[query].sql
+    for alias in case.graphs[query].aliases:
+        upper = "" if born_before is None else f" AND born < {born_before}"
+        old = f"(SELECT * FROM {alias.relation}"
+        where = f" WHERE {alias.filter}" if alias.filter else ""
+        condition = f"born >= {floors[alias.name]}{upper}" + (f" AND ({alias.filter})" if alias.filter else "")
+        assert f"{old}{where}) {alias.name}" in sql
+        sql = sql.replace(f"{old}{where}) {alias.name}", f"{old} WHERE {condition}) {alias.name}", 1)
+    return sql
+
+
+@dataclass
+class Past:
+    """What lived when: enough to say from which birth on the rows of a stream are all there."""
+
+    eras: dict[str, list[tuple[int, set[tuple[str | None, frozenset[str]]], bool]]] = field(default_factory=dict)
+    """By stream: since which epoch, (filter, required columns) of the aliases that read it, and whether all is kept."""
+
+    def note(self, epoch: int, graphs: list[JoinGraph], relations: Mapping[str, Relation]) -> None:
+        for name, relation in relations.items():
+            readers = {
+                (alias.filter, graph.required(alias.name))
+                for graph in graphs
+                for alias in graph.aliases
+                if alias.relation == name
+            }
+            mine = self.eras.setdefault(name, [])
+            if mine and mine[-1][0] == epoch:
+                mine.pop()
+            mine.append((epoch, readers, relation.keep == "all"))
+
+    def bounds(self, graph: JoinGraph, alias: str, epoch: int) -> tuple[int, int]:
+        """The least that a floor can be, and what it must not exceed, for an alias that is admitted for an epoch."""
+        of = graph.alias(alias)
+        eras = self.eras.get(of.relation, [])
+        least = epoch
+        for since, readers, everything in reversed(eras):
+            # Rows that the alias can use were let in by nobody.
+            if not everything and not any(text in (None, of.filter) for text, _ in readers):
+                break
+            least = since
+        whole = epoch
+        for since, _, everything in reversed(eras):
+            if not everything:
+                break
+            whole = since
+        return least, whole
+
+
+@settings(COMMON, max_examples=25)
+@given(cases(most_aliases=3, most_queries=3, rows=(24, 16), spread=(6, 3), epochs=(6,)), st.integers(0, 2**32 - 1))
+def test_oracle_queries_that_come_and_go_give_what_they_would_give_alone(case: Case, seed: int) -> None:
+    check(case, seed)
+
+
+@settings(COMMON, max_examples=15)
+@given(
+    cases(windows=True, most_aliases=3, most_queries=2, rows=(24, 16), spread=(4, 3), epochs=(6,)),
+    st.integers(0, 2**32 - 1),
+)
+def test_oracle_windowed_queries_that_come_and_go(case: Case, seed: int) -> None:
+    check(case, seed, windows=True)
+
+
+@pytest.mark.soak
+@settings(COMMON, max_examples=400)
+@given(cases(most_aliases=4, most_queries=4, epochs=(8, 6)), st.integers(0, 2**32 - 1))
+def test_oracle_hundreds_of_changes(case: Case, seed: int) -> None:
+    check(case, seed)
+
+
+def check(case: Case, seed: int, windows: bool = False) -> None:
+    """Runs a case, changing its queries between epochs; after every epoch each query's rows are the oracle's."""
+    choose = random.Random(seed)
+    keep = {name: choose.choice(("used", "used", "all")) for name in case.relations}
+    with tempfile.TemporaryDirectory(prefix="plait-changes-") as directory, Oracle() as oracle:
+        empty = {n: _born(stamped(s.empty_table(), 0), 0) for n, s in case.schemas.items()}
+        oracle.load(empty)
+        changing = Changing(directory, case, choose, keep)
+        living: dict[str, Living] = {}
+        past = Past()
+        try:
+            for epoch, arrivals in enumerate(case.arrivals):
+                if epoch == 0 or choose.random() < 0.6:
+                    _change(changing, living, past, epoch, choose)
+                assert changing.engine is not None
+                changing.engine.change(tasks=choose.randint(1, 3))
+                changing.clock.advance(1)
+                added = changing.engine.run(arrivals)
+                for name, table in arrivals.items():
+                    oracle.append(name, _born(stamped(table, changing.clock.now_us), epoch))
+                if not windows:
+                    _compare(changing, case, living, oracle, epoch, added)
+            _drop_all(changing, living, len(case.arrivals))
+        finally:
+            changing.close()
+
+
+def _born(table: pa.Table, epoch: int) -> pa.Table:
+    return table.append_column("born", pa.array([epoch] * table.num_rows, pa.int64()))
+
+
+def _change(changing: Changing, living: dict[str, Living], past: Past, epoch: int, choose: random.Random) -> None:
+    """Other queries from this epoch on: some are dropped, some are added, some are replaced under their name."""
+    case = changing.case
+    names = [f"n{i}" for i in range(3)]
+    wanted = {name: (q.of, q.since) for name, q in living.items() if choose.random() < 0.6}
+    for name in names:
+        if name not in wanted and (not wanted or choose.random() < 0.5):
+            wanted[name] = (choose.choice(list(case.queries)), choose.choice(SINCE))
+    config = {
+        "fan_in": choose.randint(2, 3),
+        "snapshot_every": choose.choice((1, 2, 16)),
+        "compress_above": choose.choice((None, "0")),
+        "merge_share": choose.choice((0.01, 0.9)),
+    }
+    catalog = changing.restart(wanted, frozenset(living), **config)
+    for name, entry in catalog.queries.items():
+        if name in living and living[name].id == entry.id:
+            assert entry.floors[entry.id] == living[name].floors, "floors never change"
+            continue
+        of, since = wanted[name]
+        floors = entry.floors[entry.id]
+        for alias, floor in floors.items():
+            least, whole = past.bounds(case.graphs[of], alias, epoch)
+            if since == "new":
+                assert floor == epoch
+            else:
+                assert least <= floor <= max(whole, least), (name, alias, floor, least, whole)
+        living[name] = Living(entry.id, of, since, -1, floors)
+    for name in list(living):
+        if name not in wanted:
+            del living[name]
+    graphs = [case.graphs[q.of] for q in living.values()]
+    past.note(epoch, graphs, changing.relations)
+
+
+def _compare(
+    changing: Changing,
+    case: Case,
+    living: dict[str, Living],
+    oracle: Oracle,
+    epoch: int,
+    added: Mapping[str, pa.Table],
+) -> None:
+    assert changing.admission is not None
+    entries = changing.admission.now.catalog.queries
+    for name, query in living.items():
+        entry = entries[name]
+        if entry.live_since is None or entry.live_since > epoch:
+            assert query.id not in added or not added[query.id].num_rows
+            continue
+        if query.live_since < 0:
+            query.live_since = entry.live_since
+            if query.since != "state":
+                query.before = oracle.bag(floored(case, query.of, query.floors, entry.live_since))
+        query.found += bag(added[query.id])
+        expected = oracle.bag(floored(case, query.of, query.floors)) - query.before
+        assert query.found == expected, (
+            f"{name} ({query.since}) after epoch {epoch}: missing {expected - query.found}, "
+            f"extra {query.found - expected}"
+        )
+
+
+def _drop_all(changing: Changing, living: dict[str, Living], epoch: int) -> None:
+    """After dropping all queries, what is kept whole is all that is left."""
+    (first,) = list(changing.case.queries)[:1]
+    changing.restart({"last": (first, "new")}, frozenset(living))
+    assert changing.engine is not None
+    changing.engine.run({})
+    used = {s.id for s in changing.engine.driver.plan.stores}
+    assert set(changing.engine.live.segments) <= used
+    new = {s for s in used if "@" in s}
+    whole = {s.id for s in changing.engine.driver.plan.stores if not s.key.columns}
+    left = {store for store, infos in changing.engine.live.segments.items() if infos}
+    assert left <= whole, (left, new)
