@@ -1,0 +1,221 @@
+"""`python -m benchmarks drivers`: which input should drive first inside a batch (paper 003, its Tables 4 and 5).
+
+Its six datasets (arrivals.py), a 3-way join on one key, short and long batches, every driver policy.  Probe orders are
+those of dp_pick, as the paper assumes a good probing sequence; ranks follow the forecasts after every batch.  Runs go
+through the engine's own tasks, state and commit in this process, without Spark.
+
+    time    seconds of probing (making the rows included), over those of `timestamp`
+    work    the same counted: lookups and tuples at one price list for all, itself measured in this run
+    early   the fraction of a batch's results that are there when `timestamp` would have used half of its time.  So the
+            paper: what is done earlier has all its results by then.  A driver's rows are taken as evenly spread over
+            its time; once in seconds and once in work
+
+The first fifth of the batches is left out, as in the paper.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import jobs as race
+from benchmarks import one_key_join as one_key
+from benchmarks.drivers.arrivals import DATASETS, STREAMS, TIME_MS
+from benchmarks.drivers.report import MEASURES, drivers_plot, drivers_table
+from benchmarks.one_key_join import Ran
+from benchmarks.options import Options
+from plait.config import DRIVER_POLICIES, Config
+from plait.order.cost import Coefficients
+from plait.share.reoptimise import Planner
+
+PROBES = ("iterative", "factorised")
+ROWS, QUICK_ROWS = 300_000, 4000
+BATCHES, QUICK_BATCHES = (100, 10), (10, 5)
+"""Short and long batches, of the same whole time."""
+REPEAT = (1, 3)
+"""Runs of each contestant with short and with long batches: short ones are averaged over ten times as many."""
+BASE = "timestamp"
+
+
+def run(out: Path, options: Options, console: Console) -> int:
+    """Run it, write drivers.json, drivers.md and drivers.png into `out`; 0, or an error if any result differs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with tempfile.TemporaryDirectory(prefix="drivers-", dir=out) as scratch:
+        part = drivers(
+            Path(scratch), quick=options.quick, repeat=options.repeat, say=lambda s: console.print(s, highlight=False)
+        )
+    document = {"benchmark": "drivers", "machine": race.machine(), "parts": [part]}
+    (out / "drivers.json").write_text(json.dumps(document, indent=1, default=str) + "\n")
+    machine = race.machine()
+    text = (
+        f"# python -m benchmarks drivers\n\n{machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
+        f"{machine['system']}; {machine['when']}.\n\n{drivers_table(part)}\n"
+    )
+    (out / "drivers.md").write_text(text)
+    figure = pyplot.figure(figsize=(17, 15), layout="constrained")
+    drivers_plot(part, figure)
+    figure.savefig(out / "drivers.png", dpi=100)
+    pyplot.close(figure)
+    console.print(text, markup=False, highlight=False)
+    return 0
+
+
+def drivers(
+    scratch: Path,
+    *,
+    quick: bool = False,
+    rows: int | None = None,
+    batches: tuple[int, int] | None = None,
+    repeat: int | None = None,
+    datasets: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Measures every policy; `rows` is |S3|, `batches` how many short and how many long ones; no `datasets` is all."""
+    rows = rows or (QUICK_ROWS if quick else ROWS)
+    batches = batches or (QUICK_BATCHES if quick else BATCHES)
+    times = (repeat, repeat) if repeat else (1, 1) if quick else REPEAT
+    runs: dict[str, list[tuple[str, int, dict[str, list[list[Ran]]]]]] = {probe: [] for probe in PROBES}
+    results: dict[str, int] = {}
+    for dataset in (d for d in DATASETS if d.name in datasets or not datasets):
+        for which, count in enumerate(batches):
+            say(f"dataset {dataset.name}, {count} batches …")
+            arrivals = dataset.arrivals(rows, count)
+            wanted = one_key.expected(arrivals)
+            results[dataset.name] = sum(wanted)
+            if not runs[PROBES[0]]:
+                # What is run first compiles; it does not count.
+                one_key.run(scratch, _planner(PROBES[0], BASE, count), arrivals[:5], wanted[:5])
+            for probe in PROBES:
+                found: dict[str, list[list[Ran]]] = {policy: [] for policy in DRIVER_POLICIES}
+                for _ in range(times[which]):
+                    planners = {policy: _planner(probe, policy, count) for policy in DRIVER_POLICIES}
+                    for policy, ran in one_key.side_by_side(scratch, planners, arrivals, wanted).items():
+                        found[policy].append(ran[count // 5 :])
+                runs[probe].append((dataset.name, which, found))
+    return {
+        "part": "drivers",
+        "title": "Driver policies (paper 003, Tables 4 and 5)",
+        "rows": rows,
+        "batches": list(batches),
+        "repeat": list(times),
+        "results": results,
+        "equal": True,
+        "probes": {probe: _measured(of) for probe, of in runs.items()},
+    }
+
+
+def _planner(probe: str, policy: str, batches: int) -> Planner:
+    config = Config(
+        tasks=1,
+        sync=False,
+        probe=probe,
+        orderer="dp_pick",
+        driver_policy=policy,
+        replan_epochs=1,
+        history=batches,
+    )
+    # No row is late: what arrives in one batch was all sent after the batch before, and the delay is the whole time.
+    relations = one_key.relations(STREAMS, delay_ms=TIME_MS)
+    return Planner({one_key.QUERY: one_key.graph(STREAMS)}, relations, config)
+
+
+def _measured(runs: Sequence[tuple[str, int, Mapping[str, Sequence[Sequence[Ran]]]]]) -> dict[str, Any]:
+    """All figures of one probe, under one price list: what its runs with long batches were measured to cost."""
+    # Short batches would price the fixed cost of a call as a cost of tuples.
+    prices = Coefficients().fitted(
+        driven.counts
+        for _, which, found in runs
+        for of in found.values()
+        for ran in of
+        for batch in ran
+        for driven in batch.driven
+        if which == 1
+    )
+    figures: list[dict[str, Any]] = [
+        {"dataset": dataset, "which": which, "policies": _figures(found, prices)} for dataset, which, found in runs
+    ]
+    average = {
+        policy: {
+            measure: [
+                statistics.fmean(f["policies"][policy][measure] for f in figures if f["which"] == which)
+                for which in (0, 1)
+            ]
+            for measure in MEASURES
+        }
+        for policy in DRIVER_POLICIES
+    }
+    return {"coefficients": asdict(prices), "figures": figures, "average": average}
+
+
+def _figures(found: Mapping[str, Sequence[Sequence[Ran]]], prices: Coefficients) -> dict[str, dict[str, Any]]:
+    """One dataset, one length of batches: each policy against BASE."""
+    seconds = {policy: _by_batch(of, lambda batch: batch.seconds) for policy, of in found.items()}
+    work = {policy: _by_batch(of, lambda batch: batch.work(prices)) for policy, of in found.items()}
+    return {
+        policy: {
+            "time": sum(seconds[policy]) / sum(seconds[BASE]),
+            "work": sum(work[policy]) / sum(work[BASE]),
+            "early": statistics.median(
+                _early(
+                    (b, [d.seconds for d in b.driven], limit / 2) for b, limit in zip(ran, seconds[BASE], strict=True)
+                )
+                for ran in of
+            ),
+            "early_work": statistics.median(
+                _early(
+                    (b, [d.work(prices) for d in b.driven], limit / 2) for b, limit in zip(ran, work[BASE], strict=True)
+                )
+                for ran in of
+            ),
+            "seconds": sum(seconds[policy]),
+            "work_seconds": sum(work[policy]),
+            "first": _first(of),
+        }
+        for policy, of in found.items()
+    }
+
+
+def _by_batch(runs: Sequence[Sequence[Ran]], cost: Callable[[Ran], float]) -> list[float]:
+    """The cost of every batch: the median of the runs."""
+    return [statistics.median(cost(batch) for batch in same) for same in zip(*runs, strict=True)]
+
+
+def _early(batches: Iterable[tuple[Ran, Sequence[float], float]]) -> float:
+    """The mean, over the batches that have results, of their fraction that is there at the limit."""
+    found = [
+        fraction([(cost, d.rows) for cost, d in zip(costs, batch.driven, strict=True)], limit)
+        for batch, costs, limit in batches
+        if batch.rows
+    ]
+    return statistics.fmean(found) if found else 0.0
+
+
+def fraction(driven: Sequence[tuple[float, int]], limit: float) -> float:
+    """Which share of the rows is there after `limit`, given (cost, rows) of each driver in turn.
+
+    >>> fraction([(1.0, 30), (2.0, 70)], 2.0)
+    0.65
+    """
+    done, left = 0.0, limit
+    for cost, rows in driven:
+        share = min(left / cost, 1.0) if cost > 0 else 1.0
+        done += share * rows
+        left = max(left - cost, 0.0)
+    return done / sum(rows for _, rows in driven)
+
+
+def _first(runs: Sequence[Sequence[Ran]]) -> dict[str, float]:
+    """How often each stream drove first."""
+    drove = [batch.driven[0].stream for ran in runs for batch in ran if batch.driven]
+    return {stream: round(drove.count(stream) / max(len(drove), 1), 3) for stream in STREAMS}

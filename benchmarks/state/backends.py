@@ -1,0 +1,246 @@
+"""Part `backends` of `python -m benchmarks state`: one operator, three ways of keeping its state, in one process each.
+
+`runs`    Plait's own: sorted runs on disk
+`memory`  sorted runs in this process's memory, never on disk: paper 002's MultiStream setting
+`rocksdb` RocksDB, through rocksdict: key → all rows of the key, read and rewritten as rows are added
+
+The query is the papers' with all columns that are numbers, as bigint, run by `LocalEngine`: the engine's own tasks
+without Spark, so that nothing but the state differs.  A row is 8 bytes per column for RocksDB, which is the best case
+for it; its lookups are batched (`multi_get`), its block cache and memtables have half of the memory for the state,
+the values it has found most of the rest, and it writes no log.
+
+All three get the same limit: the *base*, and on top a share of the state.  The base is what the process holds with
+`runs` apart from state: the peak of its memory without page cache over all epochs of a run that nothing limits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmarks.jobs import last_words
+from benchmarks.process_tree import run_limited
+from benchmarks.state.backend_state import MemoryWork, RocksWork
+from benchmarks.state.trial import told
+from benchmarks.tpcds import data
+from benchmarks.tpcds.workloads import FOUR, Workload
+from plait.config import Config
+from plait.query.expr import ColumnRef
+from plait.query.graph import Alias, Equality, JoinGraph, Output
+from plait.query.relation import ColumnDef, Relation
+from plait.runtime.sinks import Noop
+from plait.runtime.work import Work
+from plait.share.reoptimise import Planner
+from plait.testing import LocalEngine
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.state.benchmark import Setup
+
+BACKENDS = ("runs", "memory", "rocksdb")
+RATIOS = (None, 1.0, 0.5, 0.25)
+"""Memory for the state, as shares of what the state weighs; None is no limit."""
+PATIENCE = 4.0
+"""A way of keeping state is given up when it has taken so many times as long as Plait's under the same limit."""
+LEAST_PATIENCE_SECONDS = 60.0
+MEMORY_LIMIT = "128m"
+"""Plait's buffers, the same in all runs."""
+SLACK = 32 << 20
+
+
+def _prefixed(prefix: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}_{name}" for name in names.split())
+
+
+_MONEY = "return_tax return_amt_inc_tax fee return_ship_cost refunded_cash reversed_charge net_loss"
+_WHO = "refunded_customer_sk refunded_cdemo_sk refunded_hdemo_sk returning_customer_sk returning_cdemo_sk"
+_MORE = "returning_hdemo_sk returning_addr_sk reason_sk order_number return_quantity item_sk returned_date_sk"
+NUMBERS = Workload(
+    "numbers",
+    "TPC-DS returns by address, all columns that are numbers",
+    FOUR.sql,
+    {
+        "store_returns": _prefixed(
+            "sr",
+            "addr_sk item_sk returned_date_sk return_time_sk customer_sk cdemo_sk hdemo_sk store_sk reason_sk "
+            f"ticket_number return_quantity return_amt store_credit {_MONEY}",
+        ),
+        "customer": _prefixed(
+            "c",
+            "current_addr_sk customer_sk current_cdemo_sk current_hdemo_sk first_shipto_date_sk first_sales_date_sk "
+            "birth_day birth_month birth_year last_review_date_sk",
+        ),
+        "web_returns": _prefixed(
+            "wr",
+            f"refunded_addr_sk returned_time_sk web_page_sk return_amt account_credit {_WHO} {_MORE} {_MONEY}",
+        ),
+        "catalog_returns": _prefixed(
+            "cr",
+            "refunded_addr_sk returned_time_sk call_center_sk catalog_page_sk ship_mode_sk warehouse_sk return_amount "
+            f"store_credit {_WHO} {_MORE} {_MONEY}",
+        ),
+    },
+)
+"""The key comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendJob:
+    """One run; `memory` is what the state may use."""
+
+    backend: str
+    data: str
+    work: str = ""
+    memory: int | None = None
+
+
+def graph() -> JoinGraph:
+    """The papers' query with all of NUMBERS coming out."""
+    aliases = tuple(
+        Alias(t, t, None, tuple(ColumnDef(c, c, "bigint") for c in cs)) for t, cs in NUMBERS.columns.items()
+    )
+    refs = [ColumnRef(table, column, "bigint") for table, columns in NUMBERS.columns.items() for column in columns]
+    keys = {table: ColumnRef(table, columns[0], "bigint") for table, columns in NUMBERS.columns.items()}
+    equalities = tuple(Equality(keys["customer"], key) for table, key in keys.items() if table != "customer")
+    return JoinGraph(
+        NUMBERS.sql, aliases, equalities, tuple(Output(r.column, "bigint", r, r.column, (r,)) for r in refs)
+    )
+
+
+def relations() -> dict[str, Relation]:
+    """The four streams."""
+    return {t: Relation(t, tuple((c, "bigint") for c in columns)) for t, columns in NUMBERS.columns.items()}
+
+
+def as_numbers(rows: pa.Table) -> pa.Table:
+    """All columns as bigint: money in cents, what is missing as -1, but for the key, which stays missing."""
+    made = {}
+    for place, name in enumerate(rows.column_names):
+        column = rows.column(name)
+        if pa.types.is_decimal(column.type):
+            column = pc.round(pc.multiply(column.cast(pa.float64()), 100.0))
+        column = column.cast(pa.int64())
+        made[name] = column if place == 0 else pc.fill_null(column, -1)
+    return pa.table(made)
+
+
+def backends(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
+    """Each way of keeping state under each limit; `equal` if all that ended gave the same and `runs` always ended."""
+    folder = data.ensure(NUMBERS, out / "data", setup.sf, setup.epochs)
+    runs: list[dict[str, Any]] = []
+    base = state = 0
+    for ratio in RATIOS[:2] if setup.quick else RATIOS:
+        patience = None
+        for backend in BACKENDS:
+            memory = None if ratio is None else int(state * ratio)
+            limit = None if memory is None else base + memory
+            found = _trial(BackendJob(backend, str(folder), memory=memory), limit, patience, out / "scratch")
+            if backend == "runs":
+                patience = max(LEAST_PATIENCE_SECONDS, PATIENCE * found["wall"])
+                if ratio is None:
+                    base, state = found["peak_held"] + SLACK, found["state_bytes"]
+            runs.append({"ratio": ratio, **found})
+            share = "ample" if ratio is None else f"{ratio:g} of the state"
+            console.print(f"  {backend}, {share}: {_told(found, setup.epochs)}", highlight=False, soft_wrap=True)
+    ended = [run for run in runs if run["outcome"] == "finished"]
+    return {
+        "part": "backends",
+        "title": f"Ways of keeping state: {NUMBERS.title}",
+        "base": base,
+        "state_bytes": state,
+        "patience": PATIENCE,
+        "runs": runs,
+        "equal": len({run["rows"] for run in ended}) == 1
+        and sum(r["backend"] == "runs" for r in ended) * 3 == len(runs),
+    }
+
+
+def _told(found: dict[str, Any], epochs: int) -> str:
+    limit = "none" if found["limit"] is None else f"{found['limit'] >> 20:,} MiB"
+    return (
+        f"{found['outcome']} after {len(found['epochs'])} of {epochs} epochs, {found['seconds']:.1f} s, limit {limit}, "
+        f"holds {found['peak_held'] >> 20:,} MiB, "
+        f"disk {found['read_bytes'] >> 20:,} MiB read, {found['written_bytes'] >> 20:,} written"
+    )
+
+
+def _trial(job: BackendJob, limit: int | None, patience: float | None, scratch: Path) -> dict[str, Any]:
+    scratch.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f"backend-{job.backend}-", dir=scratch))
+    try:
+        (work / "job.json").write_text(json.dumps(asdict(job) | {"work": str(work)}))
+        ended = run_limited(
+            [sys.executable, "-m", __name__, str(work / "job.json")],
+            limit,
+            work / "log.txt",
+            env=os.environ | {"MALLOC_ARENA_MAX": "2"},
+            cwd=work,
+            patience=patience,
+            begins=work / "progress.jsonl",
+        )
+        epochs = told(work)
+        finished = ended.code == 0 and (work / "result.json").exists()
+        outcome = "finished" if finished else "killed" if ended.over_limit else "stopped" if ended.late else "failed"
+        last = epochs[-1] if epochs else {"at": 0.0, "state_bytes": 0}
+        return {
+            "backend": job.backend,
+            "outcome": outcome,
+            "limit": limit,
+            "enforced": ended.enforced,
+            "seconds": last["at"],
+            "wall": ended.seconds - ended.begun,
+            "rows": sum(epoch["rows_out"] for epoch in epochs),
+            "state_bytes": last["state_bytes"],
+            "peak_bytes": ended.peak_bytes,
+            "peak_held": ended.peak_held,
+            "read_bytes": ended.read_bytes,
+            "written_bytes": ended.written_bytes,
+            "failure": "" if finished else last_words(work / "log.txt", ended.code),
+            "epochs": epochs,
+        }
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def main(file: str) -> None:
+    """Run the job in `file`; `at` in the progress are seconds of the engine's work, without reading the input."""
+    import pyarrow.parquet as pq
+
+    job = BackendJob(**json.loads(Path(file).read_text()))
+    work = Path(job.work)
+    config = Config(tasks=1, sync=False, history=100_000, memory_limit=MEMORY_LIMIT, chunk_rows=1 << 14)
+    RocksWork.directory, RocksWork.memory = str(work / "rocksdb"), job.memory
+    (work / "rocksdb").mkdir()
+    kind = {"runs": Work, "memory": MemoryWork, "rocksdb": RocksWork}[job.backend]
+    planner = Planner({"q": graph()}, relations(), config)
+    files = {t: sorted(Path(job.data, t).glob("*.parquet")) for t in relations()}
+    with (
+        (work / "progress.jsonl").open("a", buffering=1) as progress,
+        LocalEngine(work / "checkpoint", planner.plan, config, work=kind) as engine,
+    ):
+        engine.driver.sinks = {"q": Noop()}
+        seconds = 0.0
+        for number in range(max(len(f) for f in files.values())):
+            arrived = {t: as_numbers(pq.read_table(f[number])) for t, f in files.items() if number < len(f)}
+            begun = time.perf_counter()
+            engine.run(arrived)
+            seconds += time.perf_counter() - begun
+            report = engine.driver.progress[-1]
+            kept = {key: report[key] for key in ("epoch", "state_bytes", "task_seconds", "state") if key in report}
+            progress.write(json.dumps(kept | {"at": seconds, "rows_out": report["rows_out"]["q"]}, default=str) + "\n")
+    (work / "result.json").write_text(json.dumps({"seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
