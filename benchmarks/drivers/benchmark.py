@@ -1,4 +1,4 @@
-"""`python -m benchmarks drivers`: which input should drive first inside a batch (paper 003, its Tables 4 and 5).
+"""Measures which input should drive first inside a batch (paper 003, its Tables 4 and 5).
 
 Its six datasets (arrivals.py), a 3-way join on one key, short and long batches, every driver policy.  Probe orders are
 those of dp_pick, as the paper assumes a good probing sequence; ranks follow the forecasts after every batch.  Runs go
@@ -15,22 +15,21 @@ The first fifth of the batches is left out, as in the paper.
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import jobs as race
-from benchmarks import one_key_join as one_key
+from benchmarks import one_key_join
 from benchmarks.drivers.arrivals import DATASETS, STREAMS, TIME_MS
-from benchmarks.drivers.report import MEASURES, drivers_plot, drivers_table
+from benchmarks.drivers.report import MEASURES, REPORT
 from benchmarks.one_key_join import Ran
 from benchmarks.options import Options
+from benchmarks.report import publish
 from plait.config import DRIVER_POLICIES, Config
 from plait.order.cost import Coefficients
 from plait.share.reoptimise import Planner
@@ -38,69 +37,68 @@ from plait.share.reoptimise import Planner
 PROBES = ("iterative", "factorised")
 ROWS, QUICK_ROWS = 300_000, 4000
 BATCHES, QUICK_BATCHES = (100, 10), (10, 5)
-"""Short and long batches, of the same whole time."""
+"""How many short and how many long batches, of the same whole time; `ROWS` is |S3|."""
 REPEAT = (1, 3)
 """Runs of each contestant with short and with long batches: short ones are averaged over ten times as many."""
 BASE = "timestamp"
 
 
-def run(out: Path, options: Options, console: Console) -> int:
-    """Run it, write drivers.json, drivers.md and drivers.png into `out`; 0, or an error if any result differs."""
-    import matplotlib
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Options with every default filled in."""
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    rows: int
+    batches: tuple[int, int]
+    repeat: tuple[int, int]
+
+
+def settle(options: Options) -> Setup:
+    """Fill in the defaults.
+
+    >>> settle(Options(repeat=2)), settle(Options(quick=True)).batches
+    (Setup(rows=300000, batches=(100, 10), repeat=(2, 2)), (10, 5))
+    """
+    default = (1, 1) if options.quick else REPEAT
+    return Setup(
+        rows=QUICK_ROWS if options.quick else ROWS,
+        batches=QUICK_BATCHES if options.quick else BATCHES,
+        repeat=(options.repeat, options.repeat) if options.repeat else default,
+    )
+
+
+def run(out: Path, options: Options, console: Console) -> int:
+    """Run the benchmark and write its report into `out`; 0, or an error if any result differs."""
+    setup = settle(options)
+
+    def measured(scratch: Path) -> Iterator[dict[str, Any]]:
+        yield drivers(scratch, setup, say=lambda text: console.print(text, highlight=False))
 
     with tempfile.TemporaryDirectory(prefix="drivers-", dir=out) as scratch:
-        part = drivers(
-            Path(scratch), quick=options.quick, repeat=options.repeat, say=lambda s: console.print(s, highlight=False)
-        )
-    document = {"benchmark": "drivers", "machine": race.machine(), "parts": [part]}
-    (out / "drivers.json").write_text(json.dumps(document, indent=1, default=str) + "\n")
-    machine = race.machine()
-    text = (
-        f"# python -m benchmarks drivers\n\n{machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
-        f"{machine['system']}; {machine['when']}.\n\n{drivers_table(part)}\n"
-    )
-    (out / "drivers.md").write_text(text)
-    figure = pyplot.figure(figsize=(17, 15), layout="constrained")
-    drivers_plot(part, figure)
-    figure.savefig(out / "drivers.png", dpi=100)
-    pyplot.close(figure)
-    console.print(text, markup=False, highlight=False)
+        publish("drivers", setup, measured(Path(scratch)), REPORT, out, console)
     return 0
 
 
 def drivers(
-    scratch: Path,
-    *,
-    quick: bool = False,
-    rows: int | None = None,
-    batches: tuple[int, int] | None = None,
-    repeat: int | None = None,
-    datasets: Sequence[str] = (),
-    say: Callable[[str], None] = lambda text: None,
+    scratch: Path, setup: Setup, datasets: Sequence[str] = (), say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Measures every policy; `rows` is |S3|, `batches` how many short and how many long ones; no `datasets` is all."""
-    rows = rows or (QUICK_ROWS if quick else ROWS)
-    batches = batches or (QUICK_BATCHES if quick else BATCHES)
-    times = (repeat, repeat) if repeat else (1, 1) if quick else REPEAT
+    """Measure every policy on these datasets, by default on all."""
+    rows, batches = setup.rows, setup.batches
     runs: dict[str, list[tuple[str, int, dict[str, list[list[Ran]]]]]] = {probe: [] for probe in PROBES}
     results: dict[str, int] = {}
     for dataset in (d for d in DATASETS if d.name in datasets or not datasets):
         for which, count in enumerate(batches):
             say(f"dataset {dataset.name}, {count} batches …")
             arrivals = dataset.arrivals(rows, count)
-            wanted = one_key.expected(arrivals)
+            wanted = one_key_join.expected(arrivals)
             results[dataset.name] = sum(wanted)
             if not runs[PROBES[0]]:
                 # What is run first compiles; it does not count.
-                one_key.run(scratch, _planner(PROBES[0], BASE, count), arrivals[:5], wanted[:5])
+                one_key_join.run(scratch, _planner(PROBES[0], BASE, count), arrivals[:5], wanted[:5])
             for probe in PROBES:
                 found: dict[str, list[list[Ran]]] = {policy: [] for policy in DRIVER_POLICIES}
-                for _ in range(times[which]):
+                for _ in range(setup.repeat[which]):
                     planners = {policy: _planner(probe, policy, count) for policy in DRIVER_POLICIES}
-                    for policy, ran in one_key.side_by_side(scratch, planners, arrivals, wanted).items():
+                    for policy, ran in one_key_join.side_by_side(scratch, planners, arrivals, wanted).items():
                         found[policy].append(ran[count // 5 :])
                 runs[probe].append((dataset.name, which, found))
     return {
@@ -108,7 +106,7 @@ def drivers(
         "title": "Driver policies (paper 003, Tables 4 and 5)",
         "rows": rows,
         "batches": list(batches),
-        "repeat": list(times),
+        "repeat": list(setup.repeat),
         "results": results,
         "equal": True,
         "probes": {probe: _measured(of) for probe, of in runs.items()},
@@ -126,8 +124,8 @@ def _planner(probe: str, policy: str, batches: int) -> Planner:
         history=batches,
     )
     # No row is late: what arrives in one batch was all sent after the batch before, and the delay is the whole time.
-    relations = one_key.relations(STREAMS, delay_ms=TIME_MS)
-    return Planner({one_key.QUERY: one_key.graph(STREAMS)}, relations, config)
+    relations = one_key_join.relations(STREAMS, delay_ms=TIME_MS)
+    return Planner({one_key_join.QUERY: one_key_join.graph(STREAMS)}, relations, config)
 
 
 def _measured(runs: Sequence[tuple[str, int, Mapping[str, Sequence[Sequence[Ran]]]]]) -> dict[str, Any]:

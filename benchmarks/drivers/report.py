@@ -1,4 +1,4 @@
-"""The figures of `python -m benchmarks drivers` as Markdown and as a plot, beside those of paper 003."""
+"""Tables and plots of the benchmark `drivers`, beside the figures of paper 003."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.report import Document, Part, Report, grouped_bars, table
 from plait.config import DRIVER_POLICIES
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def paper(measure: str, dataset: str, policy: str, which: int) -> float | None:
     return table[dataset][_PAPER_COLUMNS.index(policy)][which] if policy in _PAPER_COLUMNS else None
 
 
-def ranking(part: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:
+def ranking(part: Part) -> list[tuple[str, dict[str, float]]]:
     """Policies, least work first, with their averages over datasets, batch lengths and probes."""
     averages = [probe["average"] for probe in part["probes"].values()]
     mean = {
@@ -62,12 +63,16 @@ def ranking(part: Mapping[str, Any]) -> list[tuple[str, dict[str, float]]]:
     return sorted(mean.items(), key=lambda item: (item[1]["work"], -item[1]["early_work"]))
 
 
-def drivers_table(part: Mapping[str, Any]) -> str:
-    """All figures in Markdown, the paper's beside them."""
-    return "\n".join(_lines(part))
+def how(document: Document) -> str:
+    """What was measured, and how."""
+    return (
+        "Every driver policy on the six datasets of paper 003, through the engine's own tasks, state and commit in one "
+        "process, without Spark."
+    )
 
 
-def _lines(part: Mapping[str, Any]) -> Iterator[str]:
+def lines(part: Part, document: Document) -> Iterator[str]:
+    """All figures, the paper's beside them."""
     short, long = part["batches"]
     rows = part["rows"]
     yield (
@@ -97,7 +102,9 @@ def _lines(part: Mapping[str, Any]) -> Iterator[str]:
     for probe, found in part["probes"].items():
         prices = found["coefficients"]
         yield ""
-        yield "## Iterative probing, as in the paper" if probe == "iterative" else "## Factorised probing, the default"
+        yield (
+            "### Iterative probing, as in the paper" if probe == "iterative" else "### Factorised probing, the default"
+        )
         yield ""
         yield (
             "Prices of counted work, measured over all policies with long batches: "
@@ -113,7 +120,7 @@ def _lines(part: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield from _grid(found, "early", "early_work", part["batches"])
     yield ""
-    yield "## Which is best"
+    yield "### Which is best"
     yield ""
     places = ranking(part)
     early = max(places, key=lambda item: item[1]["early_work"])[0]
@@ -123,15 +130,15 @@ def _lines(part: Mapping[str, Any]) -> Iterator[str]:
         "results reach nobody earlier: work and time decide."
     )
     yield ""
-    yield "| policy | work | time | results at half time: by work | by seconds |"
-    yield "|---|---:|---:|---:|---:|"
-    for policy, mean in places:
-        yield (
-            f"| {policy} | {mean['work']:.3f} | {mean['time']:.3f} | {mean['early_work']:.2f} | {mean['early']:.2f} |"
-        )
+    columns = ("policy", "work", "time", "results at half time: by work", "by seconds")
+    rows = [
+        (policy, f"{m['work']:.3f}", f"{m['time']:.3f}", f"{m['early_work']:.2f}", f"{m['early']:.2f}")
+        for policy, m in places
+    ]
+    yield from table(columns, rows)
 
 
-def _scatter(part: Mapping[str, Any]) -> float:
+def _scatter(part: Part) -> float:
     """How far seconds differ where the work does not."""
     everything = [f["policies"].items() for probe in part["probes"].values() for f in probe["figures"]]
     ratios = [one["time"] for policies in everything for policy, one in policies if policy != "timestamp"]
@@ -140,31 +147,33 @@ def _scatter(part: Mapping[str, Any]) -> float:
     return statistics.pstdev(same) if same else 0.0
 
 
-def _grid(found: Mapping[str, Any], by_time: str, by_work: str, batches: Sequence[int]) -> Iterator[str]:
-    yield "| dataset | batches | " + " | ".join(DRIVER_POLICIES) + " |"
-    yield "|---|---:|" + "---:|" * len(DRIVER_POLICIES)
+def _grid(found: Mapping[str, Any], by_time: str, by_work: str, batches: Sequence[int]) -> list[str]:
+    rows = []
     for figure in found["figures"]:
         which, dataset = figure["which"], figure["dataset"]
         cells = []
         for policy in DRIVER_POLICIES:
             one = figure["policies"][policy]
-            said = paper(by_time, dataset, policy, which)
-            cells.append(f"{one[by_time]:.2f} / {one[by_work]:.2f}" + ("" if said is None else f" ({said:.2f})"))
-        yield f"| {dataset} | {batches[which]} | " + " | ".join(cells) + " |"
+            known = paper(by_time, dataset, policy, which)
+            cells.append(f"{one[by_time]:.2f} / {one[by_work]:.2f}" + ("" if known is None else f" ({known:.2f})"))
+        rows.append((dataset, f"{batches[which]}", *cells))
     for which, count in enumerate(batches):
         cells = []
         for policy in DRIVER_POLICIES:
-            known = [v for d in _TABLE_4 if (v := paper(by_time, d, policy, which)) is not None]
+            of_all = [v for d in _TABLE_4 if (v := paper(by_time, d, policy, which)) is not None]
             own = found["average"][policy]
             cells.append(
                 f"**{own[by_time][which]:.2f} / {own[by_work][which]:.2f}**"
-                + (f" ({statistics.fmean(known):.2f})" if known else "")
+                + (f" ({statistics.fmean(of_all):.2f})" if of_all else "")
             )
-        yield f"| average | {count} | " + " | ".join(cells) + " |"
+        rows.append(("average", f"{count}", *cells))
+    return table(("dataset", "batches", *DRIVER_POLICIES), rows)
 
 
-def drivers_plot(part: Mapping[str, Any], figure: Figure) -> None:
+def draw(document: Document, figure: Figure) -> None:
     """Per probe and length of batches: counted work, seconds, early results; the paper's figures as ticks."""
+    (part,) = document["parts"]
+    figure.set_size_inches(17, 15)
     titles = {
         "work": "counted work ÷ timestamp's",
         "time": "seconds of probing ÷ timestamp's",
@@ -175,25 +184,27 @@ def drivers_plot(part: Mapping[str, Any], figure: Figure) -> None:
     for row, (probe, which) in zip(grid, lines, strict=True):
         chosen = [f for f in part["probes"][probe]["figures"] if f["which"] == which]
         for axes, (measure, title) in zip(row, titles.items(), strict=True):
-            _plot_bars(axes, chosen, measure, which)
+            _draw_bars(axes, chosen, measure, which)
             axes.set_title(f"{probe}, {part['batches'][which]} batches: {title}", fontsize=10)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(f"python -m benchmarks drivers: {part['title']}, |S3| = {part['rows']:,}; datasets I to VI")
+    figure.suptitle(f"drivers: {part['title']}, |S3| = {part['rows']:,}; datasets I to VI")
 
 
-def _plot_bars(axes: Axes, figures: Sequence[Mapping[str, Any]], measure: str, which: int) -> None:
-    width = 0.8 / len(DRIVER_POLICIES)
+def _draw_bars(axes: Axes, figures: Sequence[Mapping[str, Any]], measure: str, which: int) -> None:
+    heights = {policy: [f["policies"][policy][measure] for f in figures] for policy in DRIVER_POLICIES}
     ticks: list[tuple[float, float]] = []
-    for i, policy in enumerate(DRIVER_POLICIES):
-        places = [x + (i - (len(DRIVER_POLICIES) - 1) / 2) * width for x in range(len(figures))]
-        axes.bar(places, [f["policies"][policy][measure] for f in figures], width, label=policy, color=COLOURS[policy])
-        said = [(x, paper(measure, f["dataset"], policy, which)) for x, f in zip(places, figures, strict=True)]
-        ticks += [(x, y) for x, y in said if y is not None]
+    for policy, bars in grouped_bars(axes, [f["dataset"] for f in figures], heights, COLOURS).items():
+        for bar, figure in zip(bars, figures, strict=True):
+            known = paper(measure, figure["dataset"], policy, which)
+            if known is not None:
+                ticks.append((bar.get_x() + bar.get_width() / 2, known))
     axes.plot([x for x, _ in ticks], [y for _, y in ticks], "_", color="black", markersize=6, label="paper 003")
-    axes.set_xticks(range(len(figures)), [f["dataset"] for f in figures])
     if measure in ("time", "work"):
         axes.axhline(1, color="#999999", linewidth=0.8)
         axes.set_ylim(0.4, None)
     else:
         axes.set_ylim(0, 1.05)
+
+
+REPORT = Report(how, lines, draw)

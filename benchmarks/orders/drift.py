@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks import one_key_join as one_key
+from benchmarks import one_key_join
 from benchmarks.one_key_join import Ran
+from benchmarks.report import Part, table
 from plait.config import Config
 from plait.order.cost import Coefficients
 from plait.order.orders import Orders
@@ -69,19 +70,19 @@ def drift(
     repeat = repeat or (1 if quick else 3)
     flip = epochs // 2
     arrivals = [_arrived(epoch, rows, after=epoch >= flip, same_keys=same_keys) for epoch in range(epochs)]
-    results = one_key.expected(arrivals, epochs_kept=WINDOW)
+    results = one_key_join.expected(arrivals, epochs_kept=WINDOW)
     config = Config(tasks=1, sync=False, probe=probe, replan_epochs=PERIOD, history=epochs, orderer="fixed")
 
     def planner(orders: Orders, orderer: str) -> Planner:
-        relations = one_key.relations(STREAMS, ttl_us=WINDOW * 1_000_000)
-        graphs = {one_key.QUERY: one_key.graph(STREAMS)}
-        return Planner(graphs, relations, replace(config, orderer=orderer), orders={one_key.QUERY: orders})
+        relations = one_key_join.relations(STREAMS, ttl_us=WINDOW * 1_000_000)
+        graphs = {one_key_join.QUERY: one_key_join.graph(STREAMS)}
+        return Planner(graphs, relations, replace(config, orderer=orderer), orders={one_key_join.QUERY: orders})
 
     def run(planners: Mapping[str, Planner]) -> dict[str, list[Ran]]:
-        return one_key.side_by_side(scratch, planners, arrivals, results)
+        return one_key_join.side_by_side(scratch, planners, arrivals, results)
 
     # The first run compiles; it does not count.
-    one_key.run(scratch, planner(_nth_orders(0), "fixed"), arrivals[:WINDOW], results[:WINDOW])
+    one_key_join.run(scratch, planner(_nth_orders(0), "fixed"), arrivals[:WINDOW], results[:WINDOW])
     fixed = [*run({str(n): planner(_nth_orders(n), "fixed") for n in range(math.factorial(len(STREAMS) - 1))}).values()]
     coefficients = Coefficients().fitted(d.counts for ran in fixed for epoch in ran for d in epoch.driven)
     before = _best_orders(fixed, range(WINDOW, flip), coefficients)
@@ -89,14 +90,14 @@ def drift(
     contestants = {"static": (before, "fixed"), "dp_pick": (before, "dp_pick"), "oracle": (after, "fixed")}
     runs: dict[str, list[list[Ran]]] = {who: [] for who in COLOURS}
     switches: dict[str, list[dict[str, Any]]] = {}
-    nothing = {stream: one_key.table(np.empty(0, np.int64)) for stream in STREAMS}
+    nothing = {stream: one_key_join.table(np.empty(0, np.int64)) for stream in STREAMS}
     for _ in range(repeat):
         planners = {who: planner(*how) for who, how in contestants.items()}
         for who, ran in run(planners).items():
             runs[who].append(ran)
         # An empty epoch before all others puts the periods out of step.
         planners["dp_pick mid"] = planner(before, "dp_pick")
-        ran = one_key.run(scratch, planners["dp_pick mid"], [nothing, *arrivals], [0, *results])
+        ran = one_key_join.run(scratch, planners["dp_pick mid"], [nothing, *arrivals], [0, *results])
         runs["dp_pick mid"].append(ran[1:])
         for who, ahead in zip(PLANNED, (0, 1), strict=True):
             found = [replace(s, epoch=s.epoch - ahead) for s in planners[who].switches]
@@ -130,40 +131,35 @@ def drift(
     }
 
 
-def drift_table(part: Mapping[str, Any]) -> str:
-    """What happened, in Markdown."""
+def drift_lines(part: Part) -> list[str]:
+    """The table of all contestants, who recovered when, and the switches, in Markdown."""
     flip, window, period, found = part["flip"], part["window"], part["period"], part["summary"]
+    measures = ("work_before", "work_after", "work_after_ratio", "seconds_before", "seconds_after")
+    rows = [
+        (who, *(f"{c[m] if m == 'work_after_ratio' else 1e3 * c[m]:.2f}" for m in measures))
+        for who, c in found["contestants"].items()
+    ]
+    columns = ("work per epoch, ms: before", "after", "after ÷ best", "time per epoch, ms: before", "after")
     lines = [
         f"{part['rows_per_epoch']:,} rows per stream and epoch, {part['epochs']} epochs, flip in epoch {flip}; rows "
         f"are forgotten after {window} epochs, T = {period} epochs.  {part['results']:,} results, in every epoch and "
         f"for every contestant those of a plain count.  Work is counted; seconds are those of probing, medians of "
         f"{part['repeat']} interleaved run(s).",
         "",
-        "| contestant | work per epoch, ms: before | after | after ÷ best | time per epoch, ms: before | after |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for who, c in found["contestants"].items():
-        cells = (c["work_before"], c["work_after"], c["work_after_ratio"], c["seconds_before"], c["seconds_after"])
-        told = [f"{1e3 * v:.2f}" if i != 2 else f"{v:.2f}" for i, v in enumerate(cells)]
-        lines.append(f"| {who} | {' | '.join(told)} |")
-    lines += [
+        *table(("contestant", *columns), rows),
         "",
         f"Before is epochs {window} to {flip - 1}, after is epochs {flip + window} to {part['epochs'] - 1}, when the "
         "state holds nothing from before the flip.",
         "",
         f"The static orders cost {found['degrades']:.1f} times the best orders after the flip, and "
         f"{found['against_itself']:.1f} times what they cost before it.  {_recovery_said(part)}",
-        "",
-        *(line for who in PLANNED for line in (f"Switches of {who}:", "", *_switch_lines(part, who), "")),
     ]
-    return "\n".join(lines).rstrip()
+    for who in PLANNED:
+        lines += ["", f"Switches of {who}:", "", *(f"- {switch['text']}" for switch in part["switches"][who])]
+    return lines
 
 
-def _switch_lines(part: Mapping[str, Any], who: str) -> list[str]:
-    return [f"- {switch['text']}" for switch in part["switches"][who]]
-
-
-def drift_plot(part: Mapping[str, Any], axes: Axes) -> None:
+def draw_drift(part: Part, axes: Axes) -> None:
     """Work per epoch of all contestants; the flip, the time it takes to reach all of the state, and the switches."""
     epochs = range(part["epochs"])
     styles = {"static": "o-", "dp_pick": "o-", "dp_pick mid": "o-", "oracle": "--"}
@@ -201,7 +197,7 @@ def _arrived(epoch: int, rows: int, *, after: bool, same_keys: bool) -> dict[str
     for number, (stream, role) in enumerate(zip(STREAMS, ROLES[after], strict=True)):
         keys = random.integers(first, first + known, rows)
         alone = 2 * known + (epoch * len(STREAMS) + number) * rows + np.arange(rows)
-        found[stream] = one_key.table(np.where(random.random(rows) < SHARES[role], keys, alone))
+        found[stream] = one_key_join.table(np.where(random.random(rows) < SHARES[role], keys, alone))
     return found
 
 
@@ -260,7 +256,7 @@ def _recovered(work: Sequence[float], oracle: Sequence[float], flip: int) -> int
     return first if first < len(work) else None
 
 
-def _recovery_said(part: Mapping[str, Any]) -> str:
+def _recovery_said(part: Part) -> str:
     found, period, reached = part["summary"], part["period"], part["summary"]["reached"]
     if reached is None:
         return "No other orders are better by more than 10 % after the flip: there is nothing to recover from."

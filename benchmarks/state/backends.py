@@ -1,4 +1,4 @@
-"""Part `backends` of `python -m benchmarks state`: one operator, three ways of keeping its state, in one process each.
+"""Part `backends` of the benchmark `state`: one operator, three ways of keeping its state, in one process each.
 
 `runs`    Plait's own: sorted runs on disk
 `memory`  sorted runs in this process's memory, never on disk: paper 002's MultiStream setting
@@ -15,23 +15,19 @@ All three get the same limit: the *base*, and on top a share of the state.  The 
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from benchmarks.jobs import last_words
-from benchmarks.process_tree import run_limited
+from benchmarks.jobs import Progress
 from benchmarks.state.backend_state import MemoryWork, RocksWork
-from benchmarks.state.trial import told
+from benchmarks.state.trial import Trial, run_trial
 from benchmarks.tpcds import data
 from benchmarks.tpcds.workloads import FOUR, Workload
 from plait.config import Config
@@ -54,8 +50,8 @@ RATIOS = (None, 1.0, 0.5, 0.25)
 PATIENCE = 4.0
 """A way of keeping state is given up when it has taken so many times as long as Plait's under the same limit."""
 LEAST_PATIENCE_SECONDS = 60.0
-MEMORY_LIMIT = "128m"
-"""Plait's buffers, the same in all runs."""
+CONFIG: dict[str, Any] = {"memory_limit": "128m", "chunk_rows": 1 << 14}
+"""Plait's buffers are the same in all runs."""
 SLACK = 32 << 20
 
 
@@ -97,12 +93,13 @@ NUMBERS = Workload(
 
 @dataclass(frozen=True, slots=True)
 class BackendJob:
-    """One run; `memory` is what the state may use."""
+    """One run of the backend `who`, whose state may use `memory` bytes."""
 
-    backend: str
+    who: str
     data: str
-    work: str = ""
     memory: int | None = None
+    config: dict[str, Any] = field(default_factory=CONFIG.copy)
+    """Fields of `plait.Config`."""
 
 
 def graph() -> JoinGraph:
@@ -119,7 +116,7 @@ def graph() -> JoinGraph:
 
 
 def relations() -> dict[str, Relation]:
-    """The four streams."""
+    """The four streams of the query."""
     return {t: Relation(t, tuple((c, "bigint") for c in columns)) for t, columns in NUMBERS.columns.items()}
 
 
@@ -136,7 +133,7 @@ def as_numbers(rows: pa.Table) -> pa.Table:
 
 
 def backends(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
-    """Each way of keeping state under each limit; `equal` if all that ended gave the same and `runs` always ended."""
+    """Run each backend under each limit; `equal` if all that finished gave the same and `runs` always finished."""
     folder = data.ensure(NUMBERS, out / "data", setup.sf, setup.epochs)
     runs: list[dict[str, Any]] = []
     base = state = 0
@@ -145,12 +142,13 @@ def backends(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
         for backend in BACKENDS:
             memory = None if ratio is None else int(state * ratio)
             limit = None if memory is None else base + memory
-            found = _trial(BackendJob(backend, str(folder), memory=memory), limit, patience, out / "scratch")
+            job = BackendJob(backend, str(folder), memory)
+            found = run_trial(run_backend, job, limit, out / "scratch", patience=patience)
             if backend == "runs":
-                patience = max(LEAST_PATIENCE_SECONDS, PATIENCE * found["wall"])
+                patience = max(LEAST_PATIENCE_SECONDS, PATIENCE * found.wall)
                 if ratio is None:
-                    base, state = found["peak_held"] + SLACK, found["state_bytes"]
-            runs.append({"ratio": ratio, **found})
+                    base, state = found.peak_held + SLACK, found.state_bytes
+            runs.append({"ratio": ratio, **asdict(found)})
             share = "ample" if ratio is None else f"{ratio:g} of the state"
             console.print(f"  {backend}, {share}: {_told(found, setup.epochs)}", highlight=False, soft_wrap=True)
     ended = [run for run in runs if run["outcome"] == "finished"]
@@ -161,72 +159,29 @@ def backends(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
         "state_bytes": state,
         "patience": PATIENCE,
         "runs": runs,
-        "equal": len({run["rows"] for run in ended}) == 1
-        and sum(r["backend"] == "runs" for r in ended) * 3 == len(runs),
+        "equal": len({run["rows"] for run in ended}) == 1 and sum(r["who"] == "runs" for r in ended) * 3 == len(runs),
     }
 
 
-def _told(found: dict[str, Any], epochs: int) -> str:
-    limit = "none" if found["limit"] is None else f"{found['limit'] >> 20:,} MiB"
+def _told(found: Trial, epochs: int) -> str:
+    limit = "none" if found.limit is None else f"{found.limit >> 20:,} MiB"
     return (
-        f"{found['outcome']} after {len(found['epochs'])} of {epochs} epochs, {found['seconds']:.1f} s, limit {limit}, "
-        f"holds {found['peak_held'] >> 20:,} MiB, "
-        f"disk {found['read_bytes'] >> 20:,} MiB read, {found['written_bytes'] >> 20:,} written"
+        f"{found.outcome} after {len(found.epochs)} of {epochs} epochs, {found.seconds:.1f} s, limit {limit}, "
+        f"holds {found.peak_held >> 20:,} MiB, "
+        f"disk {found.read_bytes >> 20:,} MiB read, {found.written_bytes >> 20:,} written"
     )
 
 
-def _trial(job: BackendJob, limit: int | None, patience: float | None, scratch: Path) -> dict[str, Any]:
-    scratch.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f"backend-{job.backend}-", dir=scratch))
-    try:
-        (work / "job.json").write_text(json.dumps(asdict(job) | {"work": str(work)}))
-        ended = run_limited(
-            [sys.executable, "-m", __name__, str(work / "job.json")],
-            limit,
-            work / "log.txt",
-            env=os.environ | {"MALLOC_ARENA_MAX": "2"},
-            cwd=work,
-            patience=patience,
-            begins=work / "progress.jsonl",
-        )
-        epochs = told(work)
-        finished = ended.code == 0 and (work / "result.json").exists()
-        outcome = "finished" if finished else "killed" if ended.over_limit else "stopped" if ended.late else "failed"
-        last = epochs[-1] if epochs else {"at": 0.0, "state_bytes": 0}
-        return {
-            "backend": job.backend,
-            "outcome": outcome,
-            "limit": limit,
-            "enforced": ended.enforced,
-            "seconds": last["at"],
-            "wall": ended.seconds - ended.begun,
-            "rows": sum(epoch["rows_out"] for epoch in epochs),
-            "state_bytes": last["state_bytes"],
-            "peak_bytes": ended.peak_bytes,
-            "peak_held": ended.peak_held,
-            "read_bytes": ended.read_bytes,
-            "written_bytes": ended.written_bytes,
-            "failure": "" if finished else last_words(work / "log.txt", ended.code),
-            "epochs": epochs,
-        }
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def main(file: str) -> None:
-    """Run the job in `file`; `at` in the progress are seconds of the engine's work, without reading the input."""
-    import pyarrow.parquet as pq
-
-    job = BackendJob(**json.loads(Path(file).read_text()))
-    work = Path(job.work)
-    config = Config(tasks=1, sync=False, history=100_000, memory_limit=MEMORY_LIMIT, chunk_rows=1 << 14)
+def run_backend(job: BackendJob, work: Path) -> dict[str, float]:
+    """Run the query with its state in one of the backends; its seconds are the engine's, without reading the input."""
+    config = Config(tasks=1, sync=False, history=100_000, **job.config)
     RocksWork.directory, RocksWork.memory = str(work / "rocksdb"), job.memory
     (work / "rocksdb").mkdir()
-    kind = {"runs": Work, "memory": MemoryWork, "rocksdb": RocksWork}[job.backend]
+    kind = {"runs": Work, "memory": MemoryWork, "rocksdb": RocksWork}[job.who]
     planner = Planner({"q": graph()}, relations(), config)
     files = {t: sorted(Path(job.data, t).glob("*.parquet")) for t in relations()}
     with (
-        (work / "progress.jsonl").open("a", buffering=1) as progress,
+        closing(Progress(work)) as progress,
         LocalEngine(work / "checkpoint", planner.plan, config, work=kind) as engine,
     ):
         engine.driver.sinks = {"q": Noop()}
@@ -238,9 +193,5 @@ def main(file: str) -> None:
             seconds += time.perf_counter() - begun
             report = engine.driver.progress[-1]
             kept = {key: report[key] for key in ("epoch", "state_bytes", "task_seconds", "state") if key in report}
-            progress.write(json.dumps(kept | {"at": seconds, "rows_out": report["rows_out"]["q"]}, default=str) + "\n")
-    (work / "result.json").write_text(json.dumps({"seconds": seconds}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+            progress.tell(kept | {"at": seconds, "rows_out": report["rows_out"]["q"]})
+    return {"seconds": seconds}

@@ -1,32 +1,30 @@
-"""`python -m benchmarks state`: state larger than memory.
+"""Measures state larger than memory.
 
-`limits`  paper 002's Figures 5 and 6: its query under a sweep of memory limits, Plait against an all-in-memory Plait
-          (the paper's MultiStream) and Spark's joins on RocksDB
-`soak`    state that only grows, to many times the memory of the whole process tree
-`sweep`   Figure 7: Plait's own settings under one limit
+`limits`    paper 002's Figures 5 and 6: its query under a sweep of memory limits, Plait against an all-in-memory Plait
+            (the paper's MultiStream) and Spark's joins on RocksDB
+`soak`      state that only grows, to many times the memory of the whole process tree
+`sweep`     Figure 7: Plait's own settings under one limit
 `backends`  the same operator with its state in sorted runs, in memory, and in RocksDB
 
-Every run is a process tree under one limit: see state_cgroup.
+Every run is a process tree under one limit: see `memory_group`.
 """
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import jobs as race
-from benchmarks.options import Options
-from benchmarks.process_tree import bytes_of
-from benchmarks.state import report as state_report
+from benchmarks.options import Options, chosen, scale_factor
+from benchmarks.report import publish
 from benchmarks.state.backends import backends
 from benchmarks.state.limits import limits, sweep
+from benchmarks.state.report import REPORT
 from benchmarks.state.soak import soak
+from plait.config import bytes_of
 from plait.errors import ConfigError
 
 KNOWN = ("plait", "plait-memory", "spark-rocksdb", "spark")
@@ -43,7 +41,7 @@ HEAP = "512m"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Options with every default filled in; sizes in bytes but for `state_gb` and the heap."""
+    """Options with every default filled in; sizes are in bytes but for `state_gb` and `memory`, the Java heap."""
 
     quick: bool
     sf: float
@@ -52,11 +50,11 @@ class Setup:
     who: tuple[str, ...]
     memory: str
     limits: tuple[int, ...]
-    """Memory for the state; none: shares of the state."""
+    """Memory for the state; none stands for shares of the state."""
     soak_epochs: int
     state_gb: float
     limit: int
-    """Of the whole process tree, in the soak."""
+    """Memory of the whole process tree in the soak."""
     settings: dict[str, str] = field(default_factory=dict)
     """Fields of Plait's Config, for all of Plait's runs."""
 
@@ -67,60 +65,47 @@ def settle(options: Options) -> Setup:
     >>> settle(Options(quick=True)).soak_epochs, settle(Options()).state_gb, settle(Options(limits=("1k",))).limits
     (16, 20.0, (1024,))
     """
-    sf = options.sf or (0.05 if options.quick else 10.0)
-    if not 0.001 <= sf <= 100:
-        raise ConfigError("BENCH_SF", f"scale factor {sf:g} is out of range", "give a number from 0.001 to 100")
+    sf = scale_factor(options, full=10.0, quick=0.05)
     state_gb = options.state_gb or (0.05 if options.quick else 20.0)
     if not 0.001 <= state_gb <= 10_000:
         raise ConfigError("BENCH_SIZE", f"{state_gb:g} GB of state is out of range", "give a number from 0.001 on")
-    default_who = RACERS[:2] if options.quick else RACERS
-    limits_asked = tuple(bytes_of(limit) for limit in options.limits)
+    given = tuple(bytes_of("limits", limit) for limit in options.limits)
     return Setup(
         quick=options.quick,
         sf=sf,
         epochs=options.epochs or (6 if options.quick else 40),
-        parts=_chosen("part", options.parts, tuple(PARTS)),
-        who=_chosen("contestant", options.who, KNOWN) if options.who else default_who,
+        parts=chosen("part", options.parts, tuple(PARTS), tuple(PARTS)),
+        who=chosen("contestant", options.who, KNOWN, RACERS[:2] if options.quick else RACERS),
         memory=options.memory or HEAP,
-        limits=limits_asked or ((64 << 20,) if options.quick else ()),
+        limits=given or ((64 << 20,) if options.quick else ()),
         soak_epochs=options.epochs or (16 if options.quick else 200),
         state_gb=state_gb,
-        limit=bytes_of(options.limit or "2g"),
+        limit=bytes_of("limit", options.limit or "2g"),
         settings=_settings(options.settings),
     )
 
 
 def run(out: Path, options: Options, console: Console) -> int:
-    """Run it, write state.json, state.md and state.png into `out`; 0 if all results are equal and the soak is steady.
+    """Run the benchmark and write its report into `out`; 0 if all results are equal and all goals are met.
 
-    At quick size nothing is asked of the soak but its results.
+    At quick size the goals, which are about speed, do not count.
     """
     setup = settle(options)
-    # Being told to end must end the process trees and remove their groups too: SystemExit runs the clean-up.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    parts: list[dict[str, Any]] = []
-    table = ""
-    for name in setup.parts:
-        console.print(f"{name} …", highlight=False)
-        parts.append(PARTS[name](out, setup, console))
-        # After every part, so that an interrupted run keeps what it has measured.
-        document = {"benchmark": "state", "machine": race.machine(), "setup": asdict(setup), "parts": parts}
-        table = state_report.write(document, out)
-    console.print(table, markup=False, highlight=False)
+    parts = publish("state", setup, measured(out, setup, console), REPORT, out, console)
     steady = setup.quick or all(all(part.get("met", {}).values()) for part in parts)
     return 0 if steady and all(part["equal"] for part in parts) else 1
 
 
+def measured(out: Path, setup: Setup, console: Console) -> Iterator[dict[str, Any]]:
+    """The chosen parts, in their usual order."""
+    for name in setup.parts:
+        console.print(f"{name} …", highlight=False)
+        yield PARTS[name](out, setup, console)
+
+
 def _settings(wanted: tuple[str, ...]) -> dict[str, str]:
-    """`name=value`, checked when the session is made."""
+    """Settings of the session from `name=value`; the names are checked when the session is made."""
     for text in wanted:
         if "=" not in text:
             raise ConfigError("BENCH_SIZE", f"{text!r} sets nothing", "write, for example, fan_in=8")
     return {f"spark.plait.{name}": value for name, _, value in (text.partition("=") for text in wanted)}
-
-
-def _chosen(what: str, wanted: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
-    for name in wanted:
-        if name not in known:
-            raise ConfigError("BENCH_NAME", f"there is no {what} {name!r}", f"use: {', '.join(known)}")
-    return tuple(name for name in known if name in wanted) or known

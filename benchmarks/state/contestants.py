@@ -1,13 +1,11 @@
-"""One run of `python -m benchmarks state`, as a process of its own: `python -m benchmarks.state.contestants JOB.json`.
+"""The contestants of the benchmark `state`, each run as a job in a process of its own.
 
-Every epoch is told in `progress.jsonl` as it ends, so that a run that is killed has told how far it came; one that
-ends well writes `result.json`.
+Every epoch is told as it ends, so that a run that is killed has told how far it came.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -16,8 +14,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.jobs import Progress
+from benchmarks.sessions import ROCKSDB, session
 from benchmarks.state.soak_data import SOAK
-from benchmarks.tpcds.contestants import CORES, ROCKSDB, streams
+from benchmarks.tpcds.contestants import streams
 from benchmarks.tpcds.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -27,18 +27,17 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_SECONDS = 0.2
 KEPT = ("epoch", "rows_in", "state_rows", "state_bytes", "segments", "seconds", "task_seconds", "state")
-"""Of Plait's reports; what a report lacks is left out."""
+"""Keys of Plait's progress reports that are told, where a report has them."""
 QUERIES = WORKLOADS | {SOAK.name: SOAK}
 
 
 @dataclass(frozen=True, slots=True)
 class StateJob:
-    """`total_rows` is None to read what is there now, else the number of rows of all streams after which to stop."""
+    """One run of one contestant over the files in `data`, with a Java heap of `heap`."""
 
     who: str
     workload: str
     data: str
-    work: str
     heap: str
     state_dir: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
@@ -46,36 +45,34 @@ class StateJob:
     settings: dict[str, str] = field(default_factory=dict)
     """More of the session's settings."""
     total_rows: int | None = None
+    """Number of rows of all streams after which to stop; None reads what is there at the start."""
     rocksdb_mb: int | None = None
-    """What RocksDB may use for memtables and block cache; None leaves Spark's defaults."""
-    warm: bool = True
+    """Memory of RocksDB for memtables and block cache; None leaves Spark's defaults."""
 
 
-class Told:
-    """progress.jsonl, each epoch once."""
+class Told(Progress):
+    """The epochs told so far, with the time and the number of input rows."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file.open("a", buffering=1)
-        self._last = -1
+    def __init__(self, work: Path) -> None:
+        super().__init__(work)
         self.began = time.time()
         self.rows_in = 0
 
-    def tell(self, epoch: dict[str, Any]) -> None:
-        """One epoch; again is nothing."""
-        if epoch["epoch"] > self._last:
-            self._last = epoch["epoch"]
-            self.rows_in += sum(epoch["rows_in"].values())
-            self._file.write(json.dumps(epoch, default=str) + "\n")
+    def tell(self, epoch: dict[str, Any]) -> bool:
+        """Write one epoch; False if it had been told before."""
+        new = super().tell(epoch)
+        self.rows_in += sum(epoch["rows_in"].values()) if new else 0
+        return new
 
 
-def plait(job: StateJob) -> float:
-    """Plait: on disk, or with its state on tmpfs (`state_dir`)."""
+def plait(job: StateJob, work: Path) -> float:
+    """Run Plait with its state on disk, or on tmpfs (`state_dir`)."""
     import plait
     from plait.runtime.session import SETTINGS
 
     options = SETTINGS["spark.driver.extraJavaOptions"].replace("-XX:+UseParallelGC", _resident(job.heap))
     more = {"spark.driver.extraJavaOptions": options}
-    spark = plait.session(app=f"bench-{job.who}", master=f"local[{CORES}]", settings=_settings(job) | more)
+    spark = session(job.who, job.heap, work, _settings(job) | more)
     config = plait.Config(history=100_000, **job.config)
 
     def once(data: Path, checkpoint: Path, told: Told | None) -> None:
@@ -99,11 +96,11 @@ def plait(job: StateJob) -> float:
             told.tell(epoch | {"at": at, "rows_out": sum(report["rows_out"].values())})
         return job.total_rows is not None and told.rows_in >= job.total_rows
 
-    return _measure(job, spark, once)
+    return _measure(job, work, spark, once)
 
 
 def ended(reports: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The reports of epochs that are over: the newest may be at its last step, and be told at the next look.
+    """The reports of epochs that are over; the newest may be at its last step, and is told at the next look.
 
     >>> list(ended([{"seconds": {"total": 1.0}}, {"seconds": {"join": 0.5}}]))
     [{'seconds': {'total': 1.0}}]
@@ -111,20 +108,15 @@ def ended(reports: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     return takewhile(lambda report: "total" in report["seconds"], reports)
 
 
-def spark_chain(job: StateJob) -> float:
-    """Spark's own chained stream-stream joins, in memory or on RocksDB."""
-    from pyspark.sql import SparkSession
-
+def spark_chain(job: StateJob, work: Path) -> float:
+    """Run Spark's own chained stream-stream joins, in memory or on RocksDB."""
     settings = _settings(job) | {"spark.driver.extraJavaOptions": _resident(job.heap)}
     if job.who == "spark-rocksdb":
         settings |= ROCKSDB
         if job.rocksdb_mb is not None:
             prefix = "spark.sql.streaming.stateStore.rocksdb"
             settings |= {f"{prefix}.boundedMemoryUsage": "true", f"{prefix}.maxMemoryUsageMB": str(job.rocksdb_mb)}
-    builder = SparkSession.builder.appName(f"bench-{job.who}").master(f"local[{CORES}]")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    spark = session(job.who, job.heap, work, settings)
 
     def once(data: Path, checkpoint: Path, told: Told | None) -> None:
         for table, frame in streams(spark, QUERIES[job.workload], data).items():
@@ -138,11 +130,11 @@ def spark_chain(job: StateJob) -> float:
                 assert told is not None
                 told.tell(_spark_epoch(json.loads(progress.json), told.began))
 
-    return _measure(job, spark, once)
+    return _measure(job, work, spark, once)
 
 
 def _spark_epoch(progress: dict[str, Any], began: float) -> dict[str, Any]:
-    """Spark's report in the words of Plait's."""
+    """One of Spark's progress reports with the keys of Plait's."""
     seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
     started = datetime.fromisoformat(progress["timestamp"]).timestamp()
     stores = progress.get("stateOperators", [])
@@ -158,7 +150,7 @@ def _spark_epoch(progress: dict[str, Any], began: float) -> dict[str, Any]:
     }
 
 
-CONTESTANTS: dict[str, Callable[[StateJob], float]] = {
+CONTESTANTS: dict[str, Callable[[StateJob, Path], float]] = {
     "plait": plait,
     "plait-memory": plait,
     "spark-rocksdb": spark_chain,
@@ -166,46 +158,32 @@ CONTESTANTS: dict[str, Callable[[StateJob], float]] = {
 }
 
 
-def _measure(job: StateJob, spark: SparkSession, once: Callable[[Path, Path, Told | None], None]) -> float:
+def contest(job: StateJob, work: Path) -> dict[str, float]:
+    """Run the contestant that the job names; gives its seconds."""
+    return {"seconds": CONTESTANTS[job.who](job, work)}
+
+
+def _measure(job: StateJob, work: Path, spark: SparkSession, once: Callable[[Path, Path, Told | None], None]) -> float:
     spark.sparkContext.setLogLevel("ERROR")
-    data, work = Path(job.data), Path(job.work)
-    if job.warm:
-        once(data / "warm", work / "warm", None)
-    told = Told(work / "progress.jsonl")
+    data = Path(job.data)
+    once(data / "warm", work / "warm", None)
+    told = Told(work)
     began = time.perf_counter()
     once(data, work / "checkpoint", told)
     seconds = time.perf_counter() - began
     spark.stop()
+    told.close()
     return seconds
 
 
 def _settings(job: StateJob) -> dict[str, str]:
-    return {
-        "spark.driver.memory": job.heap,
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": str(CORES),
-        # All that is looked at comes within a fifth of a second.
-        "spark.sql.streaming.numRecentProgressUpdates": "8",
-        "spark.sql.warehouse.dir": f"{job.work}/warehouse",
-        "spark.local.dir": f"{job.work}/local",
-        **job.settings,
-    }
+    # The progress is read five times a second, so few reports need to be kept.
+    return {"spark.sql.streaming.numRecentProgressUpdates": "8", **job.settings}
 
 
 def _resident(heap: str) -> str:
-    """The whole heap is there from the start, so that what a run adds to a measured base is not Java's garbage.
+    """Java options for a heap that is resident from the start: what a run adds to a measured base is not garbage then.
 
     The serial collector is what Java itself chooses on small machines: it needs the least beside the heap.
     """
     return f"-Xms{heap} -XX:+AlwaysPreTouch -XX:+UseSerialGC"
-
-
-def main(file: str) -> None:
-    """Run the job in `file`."""
-    job = StateJob(**json.loads(Path(file).read_text()))
-    seconds = CONTESTANTS[job.who](job)
-    Path(job.work, "result.json").write_text(json.dumps({"seconds": seconds}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from benchmarks.process_tree import bytes_of
 from benchmarks.state.contestants import StateJob
 from benchmarks.state.trial import Trial, trial
 from benchmarks.tpcds import data
-from benchmarks.tpcds.workloads import STAR, Workload
-from plait.config import Config
+from benchmarks.tpcds.workloads import STAR
+from plait.config import Config, bytes_of
 from plait.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Measure:
 def limits(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
     """Each contestant under each limit; `equal` if all that ended gave the right rows and Plait always ended."""
     folder = data.ensure(WORKLOAD, out / "data", setup.sf, setup.epochs)
-    expected = _expected(WORKLOAD, folder)
+    expected = data.count_results(WORKLOAD, folder)
     job = _job(folder, setup)
     measure = measured(folder, out, setup.memory, tuple(setup.settings.items()), console)
     bases = dict.fromkeys(setup.who, measure.base)
@@ -145,7 +144,7 @@ def goals(runs: Sequence[Mapping[str, Any]], ample: float) -> dict[str, bool]:
 def sweep(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
     """Plait's own settings, and the size of an epoch, one at a time, under the limit of a quarter of the state."""
     folder = data.ensure(WORKLOAD, out / "data", setup.sf, setup.epochs)
-    expected = _expected(WORKLOAD, folder)
+    expected = data.count_results(WORKLOAD, folder)
     measure = measured(folder, out, setup.memory, tuple(setup.settings.items()), console)
     limit = measure.base + int(measure.state_bytes / GOAL_RATIO)
     usual: dict[str, Any] = {name: getattr(Config(), name, None) for name in SWEPT}
@@ -186,7 +185,7 @@ def _few(name: str, setup: Setup) -> tuple[Any, ...]:
 @functools.cache
 def measured(folder: Path, out: Path, heap: str, settings: tuple[tuple[str, str], ...], console: Console) -> Measure:
     """Two runs with ample memory, one as Plait runs by default and one with little buffers; once per process."""
-    job = StateJob("plait", WORKLOAD.name, str(folder), "", heap, config=CONFIG, settings=dict(settings))
+    job = StateJob("plait", WORKLOAD.name, str(folder), heap, config=CONFIG, settings=dict(settings))
     ample = _said(trial(job, None, out / "scratch"), console)
     lean = _said(trial(replace(job, config=CONFIG | {"memory_limit": LEAN}), None, out / "scratch"), console)
     for found in (ample, lean):
@@ -196,7 +195,7 @@ def measured(folder: Path, out: Path, heap: str, settings: tuple[tuple[str, str]
 
 
 def _job(folder: Path, setup: Setup) -> StateJob:
-    return StateJob("plait", WORKLOAD.name, str(folder), "", setup.memory, config=CONFIG, settings=setup.settings)
+    return StateJob("plait", WORKLOAD.name, str(folder), setup.memory, config=CONFIG, settings=setup.settings)
 
 
 def _under(job: StateJob, who: str, memory: int) -> StateJob:
@@ -204,7 +203,7 @@ def _under(job: StateJob, who: str, memory: int) -> StateJob:
     if who == "plait-memory":
         return replace(job, who=who, config=job.config | IN_MEMORY)
     if who == "spark":
-        return replace(job, who=who, heap=f"{(bytes_of(SPARK_HEAP) + memory) >> 20}m")
+        return replace(job, who=who, heap=f"{(bytes_of('heap', SPARK_HEAP) + memory) >> 20}m")
     if who == "spark-rocksdb":
         return replace(job, who=who, heap=SPARK_HEAP, rocksdb_mb=max(memory // 2 >> 20, 16))
     return replace(job, who=who)
@@ -227,18 +226,6 @@ def _first_epochs(source: Path, target: Path) -> None:
         if inside.parts[0] == "warm" or int(file.stem) < BASE_EPOCHS:
             (target / inside).parent.mkdir(parents=True, exist_ok=True)
             os.link(file, target / inside)
-
-
-def _expected(workload: Workload, folder: Path) -> int:
-    """The number of results, by DuckDB."""
-    import duckdb
-
-    with duckdb.connect() as connection:
-        for table in workload.tables:
-            connection.execute(f"CREATE VIEW {table} AS FROM '{folder}/{table}/*.parquet'")
-        row = connection.execute(f"SELECT count(*) FROM ({workload.sql})").fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 def _require(found: Trial) -> None:

@@ -1,14 +1,15 @@
-"""state.png: output over time under each limit, seconds against memory, the soak over its epochs, the sweeps."""
+"""Plots of the benchmark `state`: output over time, seconds against memory, the soak over its epochs, the sweeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.report import COLOURS, Document, Part, grouped_bars, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import SubFigure
+    from matplotlib.figure import Figure, SubFigure
 
 NAMES = {
     "plait": "Plait",
@@ -16,7 +17,6 @@ NAMES = {
     "spark-rocksdb": "Spark joins, RocksDB",
     "spark": "Spark joins, in memory",
 }
-COLOURS = {"plait": "#0b6e4f", "plait-memory": "#3b6ea5", "spark-rocksdb": "#b5541c", "spark": "#e07a1f"}
 BACKENDS = {
     "runs": ("Plait's runs", COLOURS["plait"]),
     "memory": ("in memory", COLOURS["plait-memory"]),
@@ -27,16 +27,11 @@ GREY = "#999999"
 WIDTH = 16.2
 
 
-def plot(document: Mapping[str, Any], file: Path) -> None:
+def draw(document: Document, figure: Figure) -> None:
     """One band of panels per part."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     bands = [(part, _panels(part)) for part in document["parts"]]
     heights = [-(-panels // _across(panels)) for _, panels in bands]
-    figure = pyplot.figure(figsize=(WIDTH, 4.2 * sum(heights)), layout="constrained")
+    figure.set_size_inches(WIDTH, 4.2 * sum(heights))
     for band, (part, panels) in zip(
         figure.subfigures(len(bands), 1, height_ratios=heights, squeeze=False)[:, 0], bands, strict=True
     ):
@@ -45,11 +40,9 @@ def plot(document: Mapping[str, Any], file: Path) -> None:
             unused.set_axis_off()
         band.suptitle(part["title"], fontsize=12, fontweight="bold")
         _BANDS[part["part"]](part, grid[:panels], band)
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
 
 
-def _panels(part: Mapping[str, Any]) -> int:
+def _panels(part: Part) -> int:
     if part["part"] == "limits":
         return len({run["memory"] for run in part["runs"]}) + 2
     if part["part"] == "backends":
@@ -66,18 +59,18 @@ def _across(panels: int) -> int:
     return max(2, min(panels, 4 if panels % 4 == 0 or panels % 3 == 1 else 3))
 
 
-def _limits(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) -> None:
+def _limits(part: Part, grid: Sequence[Axes], band: SubFigure) -> None:
     memories = sorted({run["memory"] for run in part["runs"]}, reverse=True)
     for axes, memory in zip(grid, memories, strict=False):
         runs = [r for r in part["runs"] if r["memory"] == memory]
         _outputs([(r, NAMES[r["who"]], COLOURS[r["who"]]) for r in runs], part["expected"], axes)
         share = memory / part["state_bytes"]
-        axes.set_title(f"{_size(memory)} for {_size(part['state_bytes'])} of state ({share:.3g})", fontsize=10)
+        axes.set_title(f"{size(memory)} for {size(part['state_bytes'])} of state ({share:.3g})", fontsize=10)
     _runtimes(part, grid[len(memories)])
     tight = min((r for r in part["runs"] if r["who"] == "plait"), key=lambda r: r["memory"], default=None)
     if tight is not None:
         _factors(tight["epochs"], grid[len(memories) + 1])
-        grid[len(memories) + 1].set_title(f"Plait's amplification with {_size(tight['memory'])}", fontsize=10)
+        grid[len(memories) + 1].set_title(f"Plait's amplification with {size(tight['memory'])}", fontsize=10)
 
 
 def _outputs(runs: Sequence[tuple[Mapping[str, Any], str, str]], expected: int, axes: Axes) -> None:
@@ -106,7 +99,7 @@ def _outputs(runs: Sequence[tuple[Mapping[str, Any], str, str]], expected: int, 
     _legend_below(axes, [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")])
 
 
-def _runtimes(part: Mapping[str, Any], axes: Axes) -> None:
+def _runtimes(part: Part, axes: Axes) -> None:
     for who in dict.fromkeys(run["who"] for run in part["runs"]):
         runs = sorted((r for r in part["runs"] if r["who"] == who), key=lambda r: r["memory"])
         colour = COLOURS[who]
@@ -141,7 +134,7 @@ def output_over_time(run: Mapping[str, Any]) -> tuple[list[float], list[int]]:
     return at, rows
 
 
-def _soak(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) -> None:
+def _soak(part: Part, grid: Sequence[Axes], band: SubFigure) -> None:
     epochs = part["run"]["epochs"]
     _epoch_seconds(part, epochs, grid[0])
     _amplification(part, epochs, grid[1])
@@ -149,7 +142,7 @@ def _soak(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) -> Non
     _steps(epochs, grid[3])
 
 
-def _epoch_seconds(part: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], axes: Axes) -> None:
+def _epoch_seconds(part: Part, epochs: Sequence[Mapping[str, Any]], axes: Axes) -> None:
     numbers = [e["epoch"] for e in epochs]
     axes.plot(numbers, [e["seconds"]["total"] for e in epochs], ".", color=COLOURS["plait"], label="seconds per epoch")
     if part["figures"]:
@@ -172,7 +165,7 @@ def _epoch_seconds(part: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]],
     axes.set_title("Seconds per epoch, and the state", fontsize=10)
 
 
-def _amplification(part: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], axes: Axes) -> None:
+def _amplification(part: Part, epochs: Sequence[Mapping[str, Any]], axes: Axes) -> None:
     _factors(epochs, axes)
     disk = [(d["epoch"], d["bytes"] / d["live"]) for d in part["disk"] if d["live"]]
     if disk:
@@ -225,7 +218,7 @@ def _steps(epochs: Sequence[Mapping[str, Any]], axes: Axes) -> None:
     axes.set_title(f"Task seconds (means of {width} epochs)" if width > 1 else "Task seconds", fontsize=10)
 
 
-def _sweep(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) -> None:
+def _sweep(part: Part, grid: Sequence[Axes], band: SubFigure) -> None:
     highest = max(run["seconds"] for runs in part["lines"].values() for run in runs)
     for axes, (name, runs) in zip(grid, part["lines"].items(), strict=True):
         names = [str(run["value"]) for run in runs]
@@ -233,7 +226,7 @@ def _sweep(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) -> No
         bars = axes.bar(names, [run["seconds"] for run in runs], color=colours)
         labels = [f"{r['seconds']:.1f}" if r["outcome"] == "finished" else r["outcome"] for r in runs]
         axes.bar_label(bars, labels=labels, fontsize=8)
-        axes.set_title(f"{name}, under {_size(part['limit'])} in all", fontsize=10)
+        axes.set_title(f"{name}, under {size(part['limit'])} in all", fontsize=10)
         axes.set_ylabel("seconds")
         axes.set_ylim(0, 1.12 * highest)
 
@@ -245,18 +238,17 @@ def _legend_below(axes: Axes, shown: Sequence[Any]) -> None:
         axes.legend(shown, names, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2)
 
 
-def _backends(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) -> None:
+def _backends(part: Part, grid: Sequence[Axes], band: SubFigure) -> None:
     ratios = list(dict.fromkeys(run["ratio"] for run in part["runs"]))
     axes = grid[0]
-    for number, (backend, (label, colour)) in enumerate(BACKENDS.items()):
-        runs = {run["ratio"]: run for run in part["runs"] if run["backend"] == backend}
-        at = [place + 0.27 * (number - 1) for place in range(len(ratios))]
-        bars = axes.bar(at, [runs[r]["seconds"] for r in ratios], 0.25, color=colour, label=label)
+    found = {name: {run["ratio"]: run for run in part["runs"] if run["who"] == name} for name in BACKENDS}
+    seconds = {BACKENDS[name][0]: [runs[ratio]["seconds"] for ratio in ratios] for name, runs in found.items()}
+    drawn = grouped_bars(axes, ["ample" if r is None else f"{r:g}" for r in ratios], seconds, dict(BACKENDS.values()))
+    for runs, (label, bars) in zip(found.values(), drawn.items(), strict=True):
         for bar, ratio in zip(bars, ratios, strict=True):
             if runs[ratio]["outcome"] != "finished":
-                bar.set(facecolor="none", edgecolor=colour, hatch="//")
-        axes.bar_label(bars, labels=[_bar_text(runs[r]) for r in ratios], fontsize=8)
-    axes.set_xticks(range(len(ratios)), ["ample" if r is None else f"{r:g}" for r in ratios])
+                bar.set(facecolor="none", edgecolor=dict(BACKENDS.values())[label], hatch="//")
+        axes.bar_label(bars, labels=[_bar_text(runs[ratio]) for ratio in ratios], fontsize=8)
     axes.set_xlabel("memory for the state / state (hatched: did not end)")
     axes.set_ylabel("seconds")
     axes.margins(y=0.12)
@@ -264,7 +256,7 @@ def _backends(part: Mapping[str, Any], grid: Sequence[Axes], band: SubFigure) ->
     axes.set_title("Seconds", fontsize=10)
     tight = [run for run in part["runs"] if run["ratio"] == ratios[-1]]
     expected = max(run["rows"] for run in part["runs"])
-    _outputs([(run, *BACKENDS[run["backend"]]) for run in tight], expected, grid[1])
+    _outputs([(run, *BACKENDS[run["who"]]) for run in tight], expected, grid[1])
     share = "ample memory" if ratios[-1] is None else f"memory for {ratios[-1]:g} of the state"
     grid[1].set_title(f"Output over time with {share}", fontsize=10)
 
@@ -274,10 +266,6 @@ def _bar_text(run: Mapping[str, Any]) -> str:
 
 
 _BANDS = {"limits": _limits, "soak": _soak, "sweep": _sweep, "backends": _backends}
-
-
-def _size(n: float) -> str:
-    return f"{n / 2**20:,.0f} MiB"
 
 
 def _unit(largest: float) -> tuple[int, str]:

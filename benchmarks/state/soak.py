@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from benchmarks.process_tree import folder_bytes
+from benchmarks.jobs import read_progress
+from benchmarks.memory_group import folder_bytes
 from benchmarks.state.contestants import StateJob
 from benchmarks.state.soak_data import SOAK, Feed, rows_for
-from benchmarks.state.trial import told, trial
+from benchmarks.state.trial import trial
 
 if TYPE_CHECKING:
     from benchmarks.state.benchmark import Setup
@@ -31,7 +32,7 @@ SAY_EVERY = 10
 
 
 class Watch:
-    """What goes on beside the run: feeding it, and looking at the disk."""
+    """Feeds the run, looks at the disk and prints a line now and then, while the run goes on."""
 
     def __init__(self, feed: Feed, console: Console) -> None:
         self.feed, self.console = feed, console
@@ -41,7 +42,7 @@ class Watch:
         self._looked = 0.0
 
     def __call__(self, work: Path) -> None:
-        epochs = told(work)
+        epochs = read_progress(work)
         begun = time.perf_counter()
         self.feed.keep_ahead(read(epochs))
         self.feeding += time.perf_counter() - begun
@@ -60,7 +61,7 @@ class Watch:
 
 
 def soak(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
-    """Run it; `equal` if it ended and every epoch gave as many rows as it must."""
+    """Run the soak; `equal` if it came to its end and every epoch gave the number of rows that the feed knows."""
     with tempfile.TemporaryDirectory(prefix="soak-", dir=out) as folder:
         warm = Feed(Path(folder, "warm"), 400, 2)
         for _ in range(warm.epochs):
@@ -72,7 +73,6 @@ def soak(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
             "plait",
             SOAK.name,
             folder,
-            "",
             setup.memory,
             config=CONFIG,
             settings=setup.settings,

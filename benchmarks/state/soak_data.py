@@ -9,7 +9,6 @@ What must come out is known without a join: an order with p payments, s shipment
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.tpcds.data import SEED
+from benchmarks.epoch_files import SEED, date_by_epoch, epoch_file
 from benchmarks.tpcds.workloads import Workload
 
 SOAK = Workload(
@@ -103,8 +102,7 @@ class Feed:
         for stream in SHARES:
             part = self.folder / f".{stream}.making"
             pq.write_table(_rows(random, stream, keys[stream], epoch), part, compression="none", use_dictionary=False)
-            # Spark's file source reads in order of modification time.
-            os.utime(part, (1_700_000_000 + epoch, 1_700_000_000 + epoch))
+            date_by_epoch(part, epoch)
             made.append((part, self._file(stream, epoch)))
         for part, file in made:
             part.rename(file)
@@ -116,7 +114,7 @@ class Feed:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _file(self, stream: str, epoch: int) -> Path:
-        return self.folder / stream / f"{epoch:04}.parquet"
+        return epoch_file(self.folder / stream, epoch)
 
     def _keys(self, random: np.random.Generator, epoch: int) -> dict[str, np.ndarray]:
         per_epoch = self.size["orders"]

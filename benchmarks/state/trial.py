@@ -1,30 +1,40 @@
-"""One run of one contestant under one memory limit, from its folder to what it told before it ended."""
+"""One run of one contestant under one memory limit, and what it told before it ended."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from benchmarks.jobs import SOURCE, last_words
-from benchmarks.process_tree import Look, run_limited
-from benchmarks.state.contestants import StateJob
+from benchmarks import jobs
+from benchmarks.memory_group import new_group
+from benchmarks.process_tree import Look
+from benchmarks.state.contestants import StateJob, contest
 from plait.errors import ConfigError
 
 SHARED_MEMORY = Path("/dev/shm")
 LOOKS_KEPT = 600
 
 
+class LimitedJob(jobs.Job, Protocol):
+    """A job that names the settings of Plait's Config that it runs with."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Fields of `plait.Config`."""
+        ...
+
+
+J = TypeVar("J", bound=LimitedJob)
+
+
 @dataclass(slots=True)
 class Trial:
-    """`outcome` is finished, killed (above its limit), stopped (too slow), or failed; `epochs` are those that ended."""
+    """What one run came to; `outcome` is as in `jobs.Outcome.how`, `epochs` are those that ended."""
 
     who: str
     limit: int | None
@@ -42,20 +52,22 @@ class Trial:
     looks: list[Look] = field(default_factory=list)
     read_bytes: int = 0
     written_bytes: int = 0
-    """From and to block devices, from the start of the process on."""
+    """Bytes from and to block devices, from the start of the process on."""
+    wall: float = 0.0
+    """Seconds since the first epoch began, reading the input included."""
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether the run came to its end."""
         return self.outcome == "finished"
 
     @property
     def state_bytes(self) -> int:
-        """State after its last epoch."""
+        """Size of the state after the last epoch."""
         return int(self.epochs[-1].get("state_bytes", 0)) if self.epochs else 0
 
     def said(self) -> str:
-        """In one line."""
+        """The run in one line, for the console."""
         how = self.outcome if self.finished else f"{self.outcome.upper()} after {len(self.epochs)} epochs"
         peak = f"{self.peak_bytes >> 20:,} MiB ({self.peak_held >> 20:,} without page cache)"
         disk = f"disk {self.read_bytes >> 20:,} MiB read, {self.written_bytes >> 20:,} written"
@@ -70,77 +82,56 @@ def trial(
     patience: float | None = None,
     beside: Callable[[Path], None] = lambda work: None,
 ) -> Trial:
-    """Run it; its files are gone afterwards.  `beside` is called while it runs, with the job's folder.
-
-    `patience` is in seconds of the query, without the start of the session and the warm-up.
-    """
-    scratch.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f"state-{job.who}-", dir=scratch))
-    tmpfs = _in_memory() if job.who == "plait-memory" else None
+    """Run a contestant; the state of `plait-memory` lies in a folder on tmpfs, which is gone afterwards."""
+    if job.who != "plait-memory":
+        return run_trial(contest, job, limit, scratch, patience=patience, beside=beside)
+    tmpfs = _in_memory()
     try:
-        state = str(tmpfs) if tmpfs else job.state_dir
-        return _run_in(dataclasses.replace(job, work=str(work), state_dir=state), work, tmpfs, limit, patience, beside)
+        job = dataclasses.replace(job, state_dir=str(tmpfs))
+        return run_trial(contest, job, limit, scratch, tmpfs=tmpfs, patience=patience, beside=beside)
     finally:
-        for folder in (work, tmpfs):
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(tmpfs, ignore_errors=True)
 
 
-def _run_in(
-    job: StateJob,
-    work: Path,
-    tmpfs: Path | None,
+def run_trial(
+    function: Callable[[J, Path], Any],
+    job: J,
     limit: int | None,
-    patience: float | None,
-    beside: Callable[[Path], None],
+    scratch: Path,
+    *,
+    tmpfs: Path | None = None,
+    patience: float | None = None,
+    beside: Callable[[Path], None] = lambda work: None,
 ) -> Trial:
-    (work / "job.json").write_text(json.dumps(dataclasses.asdict(job)))
-    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
-    # Many threads' arenas would hold memory that nobody uses.
-    env = os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "2"}
-    ended = run_limited(
-        [sys.executable, "-m", "benchmarks.state.contestants", str(work / "job.json")],
-        limit,
-        work / "log.txt",
-        env=env,
-        cwd=work,
-        patience=patience,
-        begins=work / "progress.jsonl",
-        tmpfs=tmpfs,
-        beside=lambda: beside(work),
+    """Run a job in a memory group under `limit` bytes; `patience` is in seconds since its first epoch began."""
+    found = jobs.run(
+        function, job, scratch, make_group=lambda: new_group(limit, tmpfs), patience=patience, beside=beside
     )
-    epochs = told(work)
-    written = work / "result.json"
-    finished = ended.code == 0 and written.exists()
-    outcome = "finished" if finished else "killed" if ended.over_limit else "stopped" if ended.late else "failed"
-    seconds = json.loads(written.read_text())["seconds"] if finished else epochs[-1]["at"] if epochs else ended.seconds
-    if outcome == "stopped":
-        seconds = ended.seconds - ended.begun
+    ended, epochs = found.ended, found.epochs
+    wall = ended.seconds - ended.begun
+    if found.finished:
+        seconds = found.result["seconds"]
+    else:
+        seconds = wall if found.how == "stopped" else epochs[-1]["at"] if epochs else ended.seconds
     return Trial(
         who=job.who,
         limit=limit,
         enforced=ended.enforced,
-        outcome=outcome,
+        outcome=found.how,
         seconds=seconds,
         rows=sum(epoch["rows_out"] for epoch in epochs),
         peak_bytes=ended.peak_bytes,
         peak_held=ended.peak_held,
         oom_kills=ended.oom_kills,
         reclaims=ended.reclaims,
-        failure=None if finished else last_words(work / "log.txt", ended.code),
+        failure=found.failure,
         config=job.config,
         epochs=epochs,
         looks=ended.looks[:: max(len(ended.looks) // LOOKS_KEPT, 1)],
         read_bytes=ended.read_bytes,
         written_bytes=ended.written_bytes,
+        wall=wall,
     )
-
-
-def told(work: Path) -> list[dict[str, Any]]:
-    """The epochs a job has told so far; a line that is being written does not count yet."""
-    file = work / "progress.jsonl"
-    text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def _in_memory() -> Path:

@@ -1,37 +1,34 @@
-"""`python -m benchmarks tpcds`: Plait against Spark's own joins and DuckDB.
+"""Measures Plait against Spark's own joins and DuckDB.
 
-Contestants are interleaved (one round after another), each run in a process of its own.  Every timed run's row count
-must equal DuckDB's; with `verify`, one more run of each streaming contestant must give DuckDB's checksum too.
+Contestants take turns, each run in a process of its own.  Every timed run's row count must equal DuckDB's; with
+`verify`, one more run of each streaming contestant must give DuckDB's checksum too.
 """
 
 from __future__ import annotations
 
-import signal
 import statistics
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import jobs as race
-from benchmarks.options import Options
+from benchmarks import jobs
+from benchmarks.options import Options, chosen, scale_factor
+from benchmarks.report import publish
 from benchmarks.tpcds import data
-from benchmarks.tpcds import report as tpcds_report
-from benchmarks.tpcds.contestants import Job, Result
+from benchmarks.tpcds.contestants import Result, TpcdsJob, contest
+from benchmarks.tpcds.report import REPORT
 from benchmarks.tpcds.workloads import CHAIN, FIXED, FOUR, STAR, Workload
 from plait.errors import ConfigError
 
 STREAMING = ("plait", "spark", "spark-rocksdb")
 RACERS = (*STREAMING, "duckdb")
 KNOWN = (*RACERS, "spark-tuned")
-"""`spark-tuned` is Spark's joins in the session that `plait.session` gives; run when asked for."""
+"""`spark-tuned` is Spark's joins in the session that `plait.session` gives; it runs only when it is named."""
 PARTS = ("four", "star", "chain", "fixed")
 FIXED_EPOCHS, FIXED_COUNTED = 30, 20
-
-
 HEAP = "8g"
 
 
@@ -49,21 +46,28 @@ class Setup:
     fixed_epochs: int
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a contestant: its result, or why there is none, and the peak memory of its process tree."""
+
+    result: Result | None
+    failure: str | None
+    peak_bytes: int
+
+
 def settle(options: Options) -> Setup:
     """Fill in the defaults: at SF 10 one repetition, 40 epochs, and neither SELECT * nor the fixed cost.
 
     >>> settle(Options(sf=10)).epochs, settle(Options(quick=True)).sf
     (40, 0.01)
     """
-    sf = options.sf or (0.01 if options.quick else 1.0)
-    if not 0.001 <= sf <= 100:
-        raise ConfigError("BENCH_SF", f"scale factor {sf:g} is out of range", "give a number from 0.001 to 100")
+    sf = scale_factor(options, full=1.0, quick=0.01)
     large = sf >= 10
     return Setup(
         sf=sf,
         epochs=options.epochs or (3 if options.quick else 40 if large else 20),
-        parts=_chosen("part", options.parts, PARTS, ("four", "chain") if large else PARTS),
-        who=_chosen("contestant", options.who, KNOWN, RACERS),
+        parts=chosen("part", options.parts, PARTS, ("four", "chain") if large else PARTS),
+        who=chosen("contestant", options.who, KNOWN, RACERS),
         repeat=options.repeat or (1 if large or options.quick else 3),
         verify=options.verify,
         memory=options.memory or HEAP,
@@ -72,18 +76,9 @@ def settle(options: Options) -> Setup:
 
 
 def run(out: Path, options: Options, console: Console) -> int:
-    """Run it, write tpcds.json, tpcds.md and tpcds.png into `out`; 0 if all results are equal."""
+    """Run the benchmark and write its report into `out`; 0 if all results are equal."""
     setup = settle(options)
-    # Being told to end must end the contestants too: SystemExit runs the clean-up in `race`.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    parts: list[dict[str, Any]] = []
-    table = ""
-    for part in measured(out, setup, console):
-        parts.append(part)
-        # After every part, so that an interrupted run keeps what it has measured.
-        document = {"benchmark": "tpcds", "machine": race.machine(), "setup": asdict(setup), "parts": parts}
-        table = tpcds_report.write(document, out)
-    console.print(table, markup=False, highlight=False)
+    parts = publish("tpcds", setup, measured(out, setup, console), REPORT, out, console)
     return 0 if all(part["equal"] for part in parts) else 1
 
 
@@ -97,24 +92,21 @@ def measured(out: Path, setup: Setup, console: Console) -> Iterator[dict[str, An
 def _race(workload: Workload, out: Path, setup: Setup, console: Console) -> dict[str, Any]:
     console.print(f"{workload.title}: data …", highlight=False)
     folder = data.ensure(workload, out / "data", setup.sf, setup.epochs)
-    job = Job("duckdb", workload.name, str(folder), "", setup.epochs, setup.memory, "verify")
-    oracle = race.run(job, out / "scratch")
+    job = TpcdsJob("duckdb", workload.name, str(folder), setup.epochs, setup.memory, "verify")
+    oracle = _run(job, out, console)
     if oracle.result is None:
         raise ConfigError("BENCH_ORACLE", f"DuckDB could not answer the query: {oracle.failure}", "see the message")
     expected = oracle.result
-    outcomes: dict[str, list[race.Outcome]] = {who: [] for who in setup.who}
-    for _ in range(setup.repeat):
-        for who in setup.who:
-            outcomes[who].append(_run(replace(job, who=who, mode="time"), out, console))
+    runs = jobs.by_turns(setup.who, setup.repeat, lambda who: _run(replace(job, who=who, mode="time"), out, console))
     checks = {}
     for who in setup.who if setup.verify else ():
-        checks[who] = _run(replace(job, who=who), out, console) if who in STREAMING else oracle
+        checks[who] = oracle if who == "duckdb" else _run(replace(job, who=who), out, console)
         checked = checks[who].result
         same = checked is not None and (checked.rows, checked.checksum) == (expected.rows, expected.checksum)
         console.print(
             f"  {workload.name} {who}: {'equal to' if same else 'NOT EQUAL to'} DuckDB's rows", highlight=False
         )
-    contestants = {who: _summary(outcomes[who], checks.get(who), expected) for who in setup.who}
+    contestants = {who: _summary(runs[who], checks.get(who), expected) for who in setup.who}
     return {
         "part": workload.name,
         "title": workload.title,
@@ -123,13 +115,13 @@ def _race(workload: Workload, out: Path, setup: Setup, console: Console) -> dict
         "contestants": contestants,
         "equal": all(c["equal"] for c in contestants.values() if c["seconds"] is not None)
         and all(c["seconds"] is not None for who, c in contestants.items() if who == "plait"),
-        "curve": _curve(outcomes.get("plait", [])),
-        "optimiser_share": _optimiser_share(outcomes.get("plait", [])),
+        "curve": _curve(runs.get("plait", [])),
+        "optimiser_share": _optimiser_share(runs.get("plait", [])),
     }
 
 
-def _summary(runs: list[race.Outcome], check: race.Outcome | None, expected: Result) -> dict[str, Any]:
-    """A contestant's line in the table.  `checksum` is None when it was not verified."""
+def _summary(runs: list[Run], check: Run | None, expected: Result) -> dict[str, Any]:
+    """All figures of one contestant; `checksum` is None when it was not verified."""
     done = [run.result for run in runs if run.result is not None]
     checked = check.result if check is not None else None
     failure = next((run.failure for run in (*runs, *([check] if check else [])) if run.failure), None)
@@ -146,12 +138,12 @@ def _summary(runs: list[race.Outcome], check: race.Outcome | None, expected: Res
     }
 
 
-def _curve(runs: list[race.Outcome]) -> list[dict[str, float]]:
-    """Seconds of each epoch of Plait's, making rows excluded; the median run of several.
+def _curve(runs: list[Run]) -> list[dict[str, float]]:
+    """Seconds and state of each epoch of Plait's median run, with and without the time in which rows are made.
 
     Rows are made by the tasks side by side, so their share of an epoch is their seconds over the number of tasks.
     """
-    done = sorted((run.result for run in runs if run.result is not None), key=lambda r: r.seconds)
+    done = [run.result for run in runs if run.result is not None]
     if not done:
         return []
     return [
@@ -162,12 +154,12 @@ def _curve(runs: list[race.Outcome]) -> list[dict[str, float]]:
             "seconds": p["seconds"]["total"],
             "without_output": p["seconds"]["total"] - p.get("task_seconds", {}).get("materialise", 0.0) / p["tasks"],
         }
-        for p in done[len(done) // 2].epochs
+        for p in jobs.median_run(done, lambda result: result.seconds).epochs
     ]
 
 
-def _optimiser_share(runs: list[race.Outcome]) -> float | None:
-    """Which share of the epochs' time statistics and planning take; the median run."""
+def _optimiser_share(runs: list[Run]) -> float | None:
+    """The share of the epochs' time that statistics and planning take; the median of the runs."""
     shares = []
     for run in runs:
         epochs = run.result.epochs if run.result is not None else []
@@ -178,7 +170,7 @@ def _optimiser_share(runs: list[race.Outcome]) -> float | None:
 
 
 def _fixed(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
-    """Almost no rows: what is left is what an epoch costs in itself.  Medians over the last epochs, in parts."""
+    """Measure epochs with almost no rows, where only the fixed cost is left: medians over the last epochs."""
     console.print(f"{FIXED.title} …")
     folder = data.ensure(FIXED, out / "data", setup.sf, setup.fixed_epochs)
     triggers: dict[str, dict[str, float]] = {}
@@ -186,7 +178,7 @@ def _fixed(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
     failures = {}
     streaming = [who for who in STREAMING if who in setup.who]
     for who in (*streaming, "spark-stateless"):
-        job = Job(who, FIXED.name, str(folder), "", setup.fixed_epochs, setup.memory, "time")
+        job = TpcdsJob(who, FIXED.name, str(folder), setup.fixed_epochs, setup.memory, "time")
         outcome = _run(job, out, console)
         if outcome.result is None:
             failures[who] = outcome.failure
@@ -222,20 +214,10 @@ def _medians(epochs: list[dict[str, float]]) -> dict[str, float]:
     return {part: statistics.median(epoch.get(part, 0.0) for epoch in epochs) for part in parts}
 
 
-def _run(job: Job, out: Path, console: Console) -> race.Outcome:
-    outcome = race.run(job, out / "scratch")
-    said = (
-        f"{outcome.result.seconds:.2f} s, {outcome.result.rows:,} rows"
-        if outcome.result
-        else f"FAILED: {outcome.failure}"
-    )
+def _run(job: TpcdsJob, out: Path, console: Console) -> Run:
+    outcome = jobs.run(contest, job, out / "scratch")
+    result = Result(**outcome.result) if outcome.finished else None
+    told = f"{result.seconds:.2f} s, {result.rows:,} rows" if result else f"FAILED: {outcome.failure}"
     what = "checksum run" if job.mode == "verify" else "timed run"
-    console.print(f"  {job.workload} {job.who} ({what}): {said}", highlight=False, markup=False, soft_wrap=True)
-    return outcome
-
-
-def _chosen(what: str, wanted: tuple[str, ...], known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
-    for name in wanted:
-        if name not in known:
-            raise ConfigError("BENCH_NAME", f"there is no {what} {name!r}", f"use: {', '.join(known)}")
-    return tuple(name for name in known if name in wanted) or default
+    console.print(f"  {job.workload} {job.who} ({what}): {told}", highlight=False, markup=False, soft_wrap=True)
+    return Run(result, outcome.failure, outcome.ended.peak_bytes)

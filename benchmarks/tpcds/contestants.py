@@ -1,44 +1,35 @@
-"""What is measured.  One process runs one job: `python -m benchmarks.tpcds.contestants JOB.json`.
+"""The contestants of the benchmark `tpcds`, each run as a job in a process of its own.
 
-Each streaming contestant starts its session, runs the query once over a few warm-up rows, and then, timed, over all
-epochs: from defining the query to its end, one file per table and epoch.  `time` drops the rows where they are made
-(noop); `verify` is not compared in time and sums them up per epoch instead.
+A streaming contestant starts its session, runs the query once over a few warm-up rows, and then, timed, over all
+epochs: from defining the query to its end, one file per table and epoch.  In mode `time` rows are dropped where they
+are made (noop); in mode `verify`, which is not compared in time, they are summed up per epoch.
 DuckDB answers the same query once, in batch, over all files: the practical floor.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.sessions import CORES, ROCKSDB, session
 from benchmarks.tpcds.checksum import checksum_sql
 from benchmarks.tpcds.workloads import WORKLOADS, Workload
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CORES = 2
-STATE_STORES = "org.apache.spark.sql.execution.streaming.state"
-ROCKSDB = {
-    "spark.sql.streaming.stateStore.providerClass": f"{STATE_STORES}.RocksDBStateStoreProvider",
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-}
-
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One run of one contestant.  `mode` is time or verify; `work` is an empty folder of its own."""
+class TpcdsJob:
+    """One run of one contestant over the files in `data`; `mode` is time or verify, `memory` the Java heap."""
 
     who: str
     workload: str
     data: str
-    work: str
     epochs: int
     memory: str
     mode: str
@@ -46,7 +37,7 @@ class Job:
 
 @dataclass(slots=True)
 class Result:
-    """What a run says of itself; `epochs` is what the engine reported of each epoch."""
+    """What a run measured of itself; `epochs` are the engine's own reports."""
 
     seconds: float = 0.0
     rows: int = 0
@@ -56,7 +47,7 @@ class Result:
 
 @dataclass(slots=True)
 class Tally:
-    """A foreachBatch function that adds up row counts and checksums; an epoch handed over twice counts once."""
+    """A foreachBatch function that adds up row counts and checksums; an epoch delivered twice counts once."""
 
     epochs: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -67,20 +58,20 @@ class Tally:
 
     @property
     def rows(self) -> int:
-        """Rows of all epochs."""
+        """Number of rows of all epochs."""
         return sum(n for n, _ in self.epochs.values())
 
     @property
     def checksum(self) -> str:
-        """Checksum of all epochs."""
+        """Checksum over the rows of all epochs."""
         return str(sum(s for _, s in self.epochs.values()))
 
 
-def plait(job: Job) -> Result:
-    """Plait, through its public surface."""
+def plait(job: TpcdsJob, work: Path) -> Result:
+    """Run Plait through its public surface."""
     import plait
 
-    spark = _session(job)
+    spark = _session(job, work)
     config = plait.Config(history=max(128, job.epochs + 8))
 
     def once(data: Path, checkpoint: Path, tally: Tally | None) -> list[dict[str, Any]]:
@@ -97,14 +88,14 @@ def plait(job: Job) -> Result:
             return [dict(p) for p in run.recent_progress]
 
     workload = WORKLOADS[job.workload]
-    result, tally = _measure(job, spark, once)
+    result, tally = _measure(job, work, spark, once)
     result.rows = tally.rows if tally else sum(sum(p["rows_out"].values()) for p in result.epochs)
     return result
 
 
-def spark_chain(job: Job, more: dict[str, str] | None = None) -> Result:
-    """Spark's own chained stream-stream joins: the same SQL over the same streams."""
-    spark = _session(job, more)
+def spark_chain(job: TpcdsJob, work: Path) -> Result:
+    """Run Spark's own chained stream-stream joins: the same SQL over the same streams."""
+    spark = _session(job, work, ROCKSDB if job.who == "spark-rocksdb" else {})
     workload = WORKLOADS[job.workload]
 
     def once(data: Path, checkpoint: Path, tally: Tally | None) -> list[dict[str, Any]]:
@@ -112,19 +103,14 @@ def spark_chain(job: Job, more: dict[str, str] | None = None) -> Result:
             frame.createOrReplaceTempView(table)
         return _run_spark_query(spark.sql(workload.sql), checkpoint, tally)
 
-    result, tally = _measure(job, spark, once)
+    result, tally = _measure(job, work, spark, once)
     result.rows = tally.rows if tally else sum(p["sink"]["numOutputRows"] for p in result.epochs)
     return result
 
 
-def spark_rocksdb(job: Job) -> Result:
-    """The same with state in RocksDB."""
-    return spark_chain(job, ROCKSDB)
-
-
-def spark_stateless(job: Job) -> Result:
-    """Spark's almost empty trigger: the same sources united, no join, no state."""
-    spark = _session(job)
+def spark_stateless(job: TpcdsJob, work: Path) -> Result:
+    """Run Spark's almost empty trigger: the same sources united, no join, no state."""
+    spark = _session(job, work)
     workload = WORKLOADS[job.workload]
 
     def once(data: Path, checkpoint: Path, tally: Tally | None) -> list[dict[str, Any]]:
@@ -133,11 +119,11 @@ def spark_stateless(job: Job) -> Result:
             first = first.union(other)
         return _run_spark_query(first, checkpoint, tally)
 
-    return _measure(job, spark, once)[0]
+    return _measure(job, work, spark, once)[0]
 
 
-def duckdb(job: Job) -> Result:
-    """DuckDB's one-shot batch query over all files; rows leave as Arrow batches and are dropped."""
+def duckdb(job: TpcdsJob, work: Path) -> Result:
+    """Run DuckDB's batch query once over all files; rows leave as Arrow batches and are dropped."""
     import duckdb
 
     workload = WORKLOADS[job.workload]
@@ -160,21 +146,26 @@ def duckdb(job: Job) -> Result:
     return result
 
 
-CONTESTANTS: dict[str, Callable[[Job], Result]] = {
+CONTESTANTS: dict[str, Callable[[TpcdsJob, Path], Result]] = {
     "plait": plait,
     "spark": spark_chain,
-    "spark-rocksdb": spark_rocksdb,
+    "spark-rocksdb": spark_chain,
     "spark-tuned": spark_chain,
     "spark-stateless": spark_stateless,
     "duckdb": duckdb,
 }
 
 
+def contest(job: TpcdsJob, work: Path) -> Result:
+    """Run the contestant that the job names."""
+    return CONTESTANTS[job.who](job, work)
+
+
 def _measure(
-    job: Job, spark: SparkSession, once: Callable[[Path, Path, Tally | None], list[dict[str, Any]]]
+    job: TpcdsJob, work: Path, spark: SparkSession, once: Callable[[Path, Path, Tally | None], list[dict[str, Any]]]
 ) -> tuple[Result, Tally | None]:
     spark.sparkContext.setLogLevel("ERROR")
-    data, work = Path(job.data), Path(job.work)
+    data = Path(job.data)
     tally = Tally() if job.mode == "verify" else None
     once(data / "warm", work / "warm", Tally() if tally else None)
     result = Result()
@@ -187,7 +178,7 @@ def _measure(
 
 
 def streams(spark: SparkSession, workload: Workload, data: Path) -> dict[str, DataFrame]:
-    """One file per table and epoch; the schema is read from a file."""
+    """The tables of a workload as streams of one file per epoch; the schema is read from the first file."""
     frames = {}
     for table in workload.tables:
         schema = spark.read.parquet(str(data / table / "0000.parquet")).schema
@@ -203,39 +194,7 @@ def _run_spark_query(frame: DataFrame, checkpoint: Path, tally: Tally | None) ->
     return [json.loads(p.json) for p in query.recentProgress]
 
 
-def _settings(job: Job) -> dict[str, str]:
-    """What all Spark contestants share."""
-    return {
-        "spark.driver.memory": job.memory,
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": str(CORES),
-        "spark.sql.streaming.numRecentProgressUpdates": "10000",
-        "spark.sql.warehouse.dir": f"{job.work}/warehouse",
-        "spark.local.dir": f"{job.work}/local",
-    }
-
-
-def _session(job: Job, more: dict[str, str] | None = None) -> SparkSession:
-    """Plait in the session it ships; Spark's own joins in a stock one, or (`spark-tuned`) in Plait's."""
-    settings = _settings(job) | (more or {})
-    if job.who in ("plait", "spark-tuned"):
-        from plait import session
-
-        return session(app=f"bench-{job.who}", master=f"local[{CORES}]", settings=settings)
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.appName(f"bench-{job.who}").master(f"local[{CORES}]")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
-
-
-def main(file: str) -> None:
-    """Run the job in `file` and write its result beside it."""
-    job = Job(**json.loads(Path(file).read_text()))
-    result = CONTESTANTS[job.who](job)
-    Path(job.work, "result.json").write_text(json.dumps(dataclasses.asdict(result), default=str))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+def _session(job: TpcdsJob, work: Path, more: Mapping[str, str] | None = None) -> SparkSession:
+    """The contestant's session, which keeps the reports of all epochs."""
+    kept = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
+    return session(job.who, job.memory, work, kept | dict(more or {}))

@@ -1,15 +1,17 @@
-"""tpcds.json, tpcds.md and tpcds.png from one document of measurements."""
+"""Tables and plots of the benchmark `tpcds`."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from statistics import fmean, linear_regression
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.report import COLOURS, Document, Part, Report, size, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 NAMES = {
     "plait": "Plait",
@@ -19,70 +21,46 @@ NAMES = {
     "spark-stateless": "Spark, no join (empty trigger)",
     "duckdb": "DuckDB, one batch (floor)",
 }
-COLOURS = {
-    "plait": "#0b6e4f",
-    "spark": "#e07a1f",
-    "spark-rocksdb": "#b5541c",
-    "spark-tuned": "#f2b279",
-    "duckdb": "#7a7a7a",
-}
 TRIGGER_PARTS = ("latestOffset", "getBatch", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
 
 
-def write(document: Mapping[str, Any], out: Path) -> str:
-    """Write all three files; gives the table."""
-    (out / "tpcds.json").write_text(json.dumps(document, indent=1, default=str) + "\n")
-    text = markdown(document)
-    (out / "tpcds.md").write_text(text)
-    plot(document, out / "tpcds.png")
-    return text
-
-
-def markdown(document: Mapping[str, Any]) -> str:
-    """The tables, with what was measured how."""
-    setup, machine = document["setup"], document["machine"]
-    lines = [
-        "# python -m benchmarks tpcds",
-        "",
+def how(document: Document) -> str:
+    """What was measured, and how."""
+    setup = document["setup"]
+    return (
         f"Scale factor {setup['sf']:g}, {setup['epochs']} epochs (one file per table each), {setup['repeat']} timed "
-        f"run(s) each (median), contestants interleaved, each run in a process of its own on 2 cores with a Java heap "
+        f"run(s) each (median), contestants by turns, each run in a process of its own on 2 cores with a Java heap "
         f"of at most {setup['memory']}, after a warm-up run over a few rows.  Seconds run from defining the query to "
         "its end, with the session already up.  Streaming contestants drop their rows (noop).  Memory is the peak of "
         "summed PSS of the whole process tree, warm-up included.  "
-        + ("Equal: row count and checksum as DuckDB's." if setup["verify"] else "Equal: row count as DuckDB's."),
-        "",
-        f"{machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}, Python "
-        f"{machine['python']}, "
-        + ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
-        + f"; {machine['when']}.",
-    ]
-    for part in document["parts"]:
-        lines += ["", f"## {part['title']}", ""]
-        lines += _fixed_lines(part) if part["part"] == "fixed" else _race_lines(part)
-    return "\n".join(lines) + "\n"
+        + ("Equal: row count and checksum as DuckDB's." if setup["verify"] else "Equal: row count as DuckDB's.")
+    )
 
 
-def _race_lines(part: Mapping[str, Any]) -> list[str]:
+def lines(part: Part, document: Document) -> list[str]:
+    """The tables of one part."""
+    return _fixed_lines(part) if part["part"] == "fixed" else _race_lines(part)
+
+
+def _race_lines(part: Part) -> list[str]:
     contestants = part["contestants"]
-    own = contestants.get("plait", {}).get("seconds")
-    lines = [f"{part['expected']['rows']:,} rows out.", ""]
-    lines += ["| contestant | seconds | range | × Plait | peak memory | equal |", "|---|---:|---:|---:|---:|---|"]
-    for who, c in contestants.items():
-        if c["seconds"] is None:
-            lines.append(f"| {NAMES[who]} | failed | | | {_gib(c['peak_bytes'])} | {c['failure']} |")
-            continue
-        spread = f"{min(c['all_seconds']):.2f}–{max(c['all_seconds']):.2f}"
-        against = f"{c['seconds'] / own:.2f}" if own else ""
-        told = (NAMES[who], f"{c['seconds']:.2f}", spread, against, _gib(c["peak_bytes"]), _yes(c["equal"]))
-        lines.append(f"| {' | '.join(told)} |")
-    lines += ["", verdict(contestants)]
+    rows = [_race_row(who, c, contestants.get("plait", {}).get("seconds")) for who, c in contestants.items()]
+    columns = ("contestant", "seconds", "range", "× Plait", "peak memory", "equal")
+    found = [f"{part['expected']['rows']:,} rows out.", "", *table(columns, rows, "lrrrrl"), "", verdict(contestants)]
     share = part.get("optimiser_share")
     if share is not None:
-        lines.append(f"Statistics and planning take {100 * share:.2f} % of Plait's epochs.")
+        found.append(f"Statistics and planning take {100 * share:.2f} % of Plait's epochs.")
     growth = log_growth(part.get("curve", ()))
-    if growth:
-        lines.append(growth)
-    return lines
+    return [*found, growth] if growth else found
+
+
+def _race_row(who: str, found: Mapping[str, Any], plait: float | None) -> tuple[str, ...]:
+    peak = size(found["peak_bytes"])
+    if found["seconds"] is None:
+        return NAMES[who], "failed", "", "", peak, found["failure"]
+    spread = f"{min(found['all_seconds']):.2f}–{max(found['all_seconds']):.2f}"
+    against = f"{found['seconds'] / plait:.2f}" if plait else ""
+    return NAMES[who], f"{found['seconds']:.2f}", spread, against, peak, "yes" if found["equal"] else "**NO**"
 
 
 def verdict(contestants: Mapping[str, Mapping[str, Any]]) -> str:
@@ -113,8 +91,6 @@ def log_growth(curve: Sequence[Mapping[str, float]]) -> str | None:
     points = [(math.log2(p["state_rows"]), p["without_output"]) for p in curve if p["state_rows"] > 0]
     if len(points) < 4:
         return None
-    from statistics import fmean, linear_regression
-
     slope, start = linear_regression([x for x, _ in points], [y for _, y in points])
     half = len(points) // 2
     ratio = fmean(y for _, y in points[half:]) / fmean(y for _, y in points[:half])
@@ -125,48 +101,40 @@ def log_growth(curve: Sequence[Mapping[str, float]]) -> str | None:
     )
 
 
-def _fixed_lines(part: Mapping[str, Any]) -> list[str]:
+def _fixed_lines(part: Part) -> list[str]:
     triggers = part["triggers"]
     who = list(triggers)
-    lines = [
+    rows = [(name, *(_ms(triggers[w].get(name, 0.0)) for w in who)) for name in (*TRIGGER_PARTS, "triggerExecution")]
+    found = [
         f"Four file sources, {part['rows_per_epoch']} rows per epoch; medians of the last epochs of {part['epochs']}, "
         "in milliseconds.  Parts are Spark's own names; `addBatch` is the job (all of Plait's epoch is in it).",
         "",
-        "| part | " + " | ".join(NAMES[w] for w in who) + " |",
-        "|---|" + "---:|" * len(who),
+        *table(("part", *(NAMES[w] for w in who)), rows),
     ]
-    for name in (*TRIGGER_PARTS, "triggerExecution"):
-        lines.append(f"| {name} | " + " | ".join(_ms(triggers[w].get(name, 0.0)) for w in who) + " |")
     for where, steps in part["steps"].items():
         told = ", ".join(f"{step} {_ms(seconds)}" for step, seconds in steps.items())
-        lines += ["", f"Inside Plait's epoch, {'on the driver' if where == 'driver' else 'summed over tasks'}: {told}."]
-    lines += [f"\n{NAMES[w]} failed: {why}" for w, why in part["failures"].items()]
-    return lines
+        found += ["", f"Inside Plait's epoch, {'on the driver' if where == 'driver' else 'summed over tasks'}: {told}."]
+    found += [f"\n{NAMES[w]} failed: {why}" for w, why in part["failures"].items()]
+    return found
 
 
-def plot(document: Mapping[str, Any], file: Path) -> None:
+def draw(document: Document, figure: Figure) -> None:
     """One column per part: seconds as bars, or the parts of a trigger stacked; below, the curve of the epochs."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     parts = document["parts"]
-    figure, grid = pyplot.subplots(2, len(parts), figsize=(5.2 * len(parts), 7.4), squeeze=False, layout="constrained")
+    figure.set_size_inches(5.2 * len(parts), 7.4)
+    grid: Any = figure.subplots(2, len(parts), squeeze=False)
     for column, part in enumerate(parts):
         if part["part"] == "fixed":
-            _plot_fixed(grid[0][column], part)
+            _draw_fixed(grid[0][column], part)
             grid[1][column].set_axis_off()
         else:
-            _plot_bars(grid[0][column], part)
-            _plot_curve(grid[1][column], part["curve"])
+            _draw_bars(grid[0][column], part)
+            _draw_curve(grid[1][column], part["curve"])
     setup = document["setup"]
-    figure.suptitle(f"python -m benchmarks {document['benchmark']}, SF {setup['sf']:g}, {setup['epochs']} epochs")
-    figure.savefig(file, dpi=130)
-    pyplot.close(figure)
+    figure.suptitle(f"{document['benchmark']}, SF {setup['sf']:g}, {setup['epochs']} epochs")
 
 
-def _plot_bars(axes: Axes, part: Mapping[str, Any]) -> None:
+def _draw_bars(axes: Axes, part: Part) -> None:
     shown = [(who, c["seconds"]) for who, c in part["contestants"].items() if c["seconds"] is not None]
     names = [NAMES[who].replace(", ", "\n") for who, _ in shown]
     bars = axes.barh(names, [s for _, s in shown], color=[COLOURS[who] for who, _ in shown])
@@ -177,7 +145,7 @@ def _plot_bars(axes: Axes, part: Mapping[str, Any]) -> None:
     axes.invert_yaxis()
 
 
-def _plot_curve(axes: Axes, curve: Sequence[Mapping[str, float]]) -> None:
+def _draw_curve(axes: Axes, curve: Sequence[Mapping[str, float]]) -> None:
     points = [p for p in curve if p["state_rows"] > 0]
     rows = [p["state_rows"] for p in points]
     axes.plot(rows, [p["seconds"] for p in points], ".:", color="#999999", label="whole epoch")
@@ -192,7 +160,7 @@ def _plot_curve(axes: Axes, curve: Sequence[Mapping[str, float]]) -> None:
     axes.legend()
 
 
-def _plot_fixed(axes: Axes, part: Mapping[str, Any]) -> None:
+def _draw_fixed(axes: Axes, part: Part) -> None:
     who = list(part["triggers"])
     left = [0.0] * len(who)
     names = [NAMES[w].replace(", ", "\n").replace(" (", "\n(") for w in who]
@@ -206,13 +174,8 @@ def _plot_fixed(axes: Axes, part: Mapping[str, Any]) -> None:
     axes.invert_yaxis()
 
 
-def _gib(n: int) -> str:
-    return f"{n / 2**30:.2f} GiB"
-
-
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.0f}"
 
 
-def _yes(equal: bool) -> str:
-    return "yes" if equal else "**NO**"
+REPORT = Report(how, lines, draw)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks tpch`: whole SQL queries over streams, against Spark.
+"""Measures whole SQL queries over streams, against Spark.
 
 Plait and Spark take turns, each in a process of its own that runs all queries; medians over the rounds.  Answers after
 the last epoch and after two in between must equal DuckDB's over the same files.
@@ -6,39 +6,32 @@ the last epoch and after two in between must equal DuckDB's over the same files.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
-import statistics
-import subprocess
-import sys
-import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from rich.console import Console
 
-from benchmarks import jobs as race
-from benchmarks.options import Options
-from benchmarks.tpch import data as tpch_data
-from benchmarks.tpch import report as tpch_report
-from benchmarks.tpch.contestants import CONTESTANTS, TpchJob
+from benchmarks import jobs
+from benchmarks.options import Options, chosen, scale_factor
+from benchmarks.report import publish
+from benchmarks.tpch import data
+from benchmarks.tpch.contestants import CONTESTANTS, TpchJob, contest
 from benchmarks.tpch.queries import QUERIES, SCHEMAS
+from benchmarks.tpch.report import REPORT
 from plait.errors import ConfigError
 
 PAPER = (2, 3, 5, 7, 8, 9, 10, 11, 15, 18, 21)
 """The queries of paper 002, Table 3."""
-_TOLERANCE = 1e-9
-
-
 HEAP = "8g"
+_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Options with every default filled in; `parts` are queries by number, or `all`."""
+    """Options with every default filled in."""
 
     sf: float
     epochs: int
@@ -54,112 +47,81 @@ class Setup:
 
 
 def settle(options: Options) -> Setup:
-    """Fill in the defaults.
+    """Fill in the defaults; parts are queries by number, or `all`.
 
     >>> settle(Options(parts=("3", "5"))).queries, settle(Options(quick=True)).sf
     ((3, 5), 0.01)
     """
-    sf = options.sf or (0.01 if options.quick else 0.1)
-    if not 0.001 <= sf <= 100:
-        raise ConfigError("BENCH_SF", f"scale factor {sf:g} is out of range", "give a number from 0.001 to 100")
-    named = [str(n) for n in QUERIES] if "all" in options.parts else options.parts
-    for part in named:
-        if not part.isdigit() or int(part) not in QUERIES:
-            raise ConfigError("BENCH_NAME", f"TPC-H has no query {part!r}", "give numbers from 1 to 22, or all")
-    for who in options.who:
-        if who not in CONTESTANTS:
-            raise ConfigError("BENCH_NAME", f"there is no contestant {who!r}", f"use {', '.join(CONTESTANTS)}")
+    default = (3, 11) if options.quick else PAPER
+    named = chosen("query", options.parts, ("all", *map(str, QUERIES)), tuple(map(str, default)))
     return Setup(
-        sf=sf,
+        sf=scale_factor(options, full=0.1, quick=0.01),
         epochs=options.epochs or (3 if options.quick else 10),
-        queries=tuple(map(int, named)) or ((3, 11) if options.quick else PAPER),
-        who=options.who or ("plait", "spark"),
+        queries=tuple(QUERIES) if "all" in named else tuple(map(int, named)),
+        who=chosen("contestant", options.who, tuple(CONTESTANTS), ("plait", "spark")),
         repeat=options.repeat or (1 if options.quick else 3),
         memory=options.memory or HEAP,
     )
 
 
 def run(out: Path, options: Options, console: Console) -> int:
-    """Run it, write tpch.json, tpch.md and tpch.png into `out`; 0 if all answers are right."""
+    """Run the benchmark and write its report into `out`; 0 if all answers are right."""
     setup = settle(options)
-    # Being told to end must end the contestants too: SystemExit runs the clean-up.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    folder = tpch_data.ensure(out / "data", setup.sf, setup.epochs)
+    parts = publish("tpch", setup, measured(out, setup, console), REPORT, out, console)
+    return 0 if all(part["equal"] for part in parts) else 1
+
+
+def measured(out: Path, setup: Setup, console: Console) -> Iterator[dict[str, Any]]:
+    """The only part: all queries, contestants by turns."""
+    folder = data.ensure(out / "data", setup.sf, setup.epochs)
     expected = {query: expected_answers(folder, query, setup.checked) for query in setup.queries}
-    runs: dict[int, dict[str, list[dict[str, Any]]]] = {q: {who: [] for who in setup.who} for q in setup.queries}
-    for number in range(setup.repeat):
-        for who in setup.who:
-            console.print(f"  round {number + 1}: {who} …", highlight=False)
-            found = _contest(
-                TpchJob(who, setup.queries, str(folder), "", setup.epochs, setup.memory, setup.checked), out
-            )
-            for query in setup.queries:
-                mine = found[str(query)]
-                mine["equal"] = all(
-                    same_rows(mine["answers"].get(str(epoch)), rows) for epoch, rows in expected[query].items()
-                )
-                del mine["answers"]
-                runs[query][who].append(mine)
-                said = "" if mine["equal"] else ", NOT EQUAL to DuckDB's answer"
-                console.print(f"    Q{query}: {mine['seconds']:.1f} s{said}", highlight=False)
-    rows_in = sum(_count(folder, table, setup.epochs) for table in SCHEMAS)
-    document = {
-        "benchmark": "tpch",
-        "machine": race.machine(),
-        "setup": asdict(setup) | {"checked": setup.checked},
-        "rows": {str(q): _rows_read(q, folder, setup.epochs) for q in setup.queries},
-        "rows_in": rows_in,
-        "queries": {str(q): {who: _summary(r) for who, r in of.items()} for q, of in runs.items()},
+
+    def contested(who: str) -> dict[int, dict[str, Any]]:
+        console.print(f"  {who} …", highlight=False)
+        job = TpchJob(who, list(setup.queries), str(folder), setup.epochs, setup.memory, list(setup.checked))
+        outcome = jobs.run(contest, job, out / "scratch")
+        if not outcome.finished:
+            raise ConfigError("BENCH_RUN", f"{who} does not run: {outcome.failure}", "see the message")
+        found = {query: outcome.result[str(query)] for query in setup.queries}
+        for query, mine in found.items():
+            answers = mine.pop("answers")
+            mine["equal"] = all(same_rows(answers.get(str(epoch)), rows) for epoch, rows in expected[query].items())
+            differs = "" if mine["equal"] else ", NOT EQUAL to DuckDB's answer"
+            console.print(f"    Q{query}: {mine['seconds']:.1f} s{differs}", highlight=False)
+        return found
+
+    rounds = jobs.by_turns(setup.who, setup.repeat, contested)
+    queries = {
+        str(query): {who: _summary([found[query] for found in of]) for who, of in rounds.items()}
+        for query in setup.queries
     }
-    console.print(tpch_report.write(document, out), markup=False, highlight=False)
-    return 0 if all(r["equal"] for of in runs.values() for all_runs in of.values() for r in all_runs) else 1
+    yield {
+        "part": "queries",
+        "title": "TPC-H over streams: an answer after every epoch",
+        "rows": {str(query): _rows_read(query, folder, setup.epochs) for query in setup.queries},
+        "rows_in": sum(_count(folder, table, setup.epochs) for table in SCHEMAS),
+        "queries": queries,
+        "equal": all(one["equal"] for of in queries.values() for one in of.values()),
+    }
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    middle = statistics.median_low([run["seconds"] for run in runs])
-    chosen = next(run for run in runs if run["seconds"] == middle)
-    return {
-        "seconds": middle,
+    """The median run of a query, with the seconds of all."""
+    return jobs.median_run(runs, lambda run: float(run["seconds"])) | {
         "all_seconds": [run["seconds"] for run in runs],
-        "epochs": chosen["epochs"],
-        "parts": chosen["parts"],
-        "how": chosen["how"],
         "equal": all(run["equal"] for run in runs),
     }
 
 
-def _contest(job: TpchJob, out: Path) -> dict[str, Any]:
-    scratch = out / "scratch"
-    scratch.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f"tpch-{job.who}-", dir=scratch))
-    try:
-        (work / "job.json").write_text(json.dumps(asdict(job) | {"work": str(work)}))
-        path = os.pathsep.join(filter(None, [str(race.SOURCE), os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path}
-        command = [sys.executable, "-m", "benchmarks.tpch.contestants", str(work / "job.json")]
-        with (work / "log.txt").open("wb") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment, cwd=work)
-            try:
-                process.wait()
-            finally:
-                race.end(process)
-        if process.returncode != 0:
-            raise ConfigError("BENCH_RUN", race.last_words(work / "log.txt", process.returncode), "see the message")
-        found: dict[str, Any] = json.loads((work / "result.json").read_text())
-        return found
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
 def expected_answers(folder: Path, query: int, epochs: tuple[int, ...]) -> dict[int, list[tuple[Any, ...]]]:
-    """DuckDB's answers after some epochs."""
+    """DuckDB's answers after each of some epochs."""
     import duckdb
 
     found = {}
     for epoch in epochs:
         with duckdb.connect() as connection:
             for table in SCHEMAS:
-                files = tpch_data.prefix(folder, table, epoch)
+                files = data.prefix(folder, table, epoch)
                 connection.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet({files})")
             found[epoch] = connection.execute(QUERIES[query]).fetchall()
     return found
@@ -194,13 +156,11 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _count(folder: Path, table: str, epochs: int) -> int:
-    import pyarrow.parquet as pq
-
-    return sum(pq.read_metadata(file).num_rows for file in tpch_data.prefix(folder, table, epochs - 1))
+    return sum(pq.read_metadata(file).num_rows for file in data.prefix(folder, table, epochs - 1))
 
 
 def _rows_read(query: int, folder: Path, epochs: int) -> int:
-    """Rows of the tables that a query names."""
+    """The number of rows of the tables that a query names."""
     text = QUERIES[query].lower()
     words = set("".join(c if c.isalnum() or c == "_" else " " for c in text).split())
     return sum(_count(folder, table, epochs) for table in SCHEMAS if table in words)

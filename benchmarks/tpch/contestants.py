@@ -1,51 +1,47 @@
-"""The contestants of the benchmark `tpch`: one process runs one contestant over all queries.
+"""The contestants of the benchmark `tpch`.  A job runs one contestant over all queries.
 
-`plait`   the query over eight streams; after every epoch the whole answer is collected
-`spark`   Spark's own streaming plan, where it accepts the query; else the batch query over all files so far, again
-          after every epoch, its answer collected
-`spark-tuned`   the same in the session that Plait ships, if asked for
+`plait`         the query over eight streams; after every epoch the whole answer is collected
+`spark`         Spark's own streaming plan, where it accepts the query; else the batch query over all files so far,
+                again after every epoch, its answer collected
+`spark-tuned`   the same in the session that Plait ships; it runs only when it is named
 
 The session is up and every query was run once over the first epoch before anything is timed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.sessions import session
 from benchmarks.tpch.data import prefix
 from benchmarks.tpch.queries import QUERIES, SCHEMAS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CORES = 2
 Rows = list[list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class TpchJob:
-    """One contestant over some queries.  `work` is an empty folder of its own; answers of `checked` epochs are kept."""
+    """One contestant over some queries; the answers after the `checked` epochs are kept, `memory` is the Java heap."""
 
     who: str
-    queries: tuple[int, ...]
+    queries: list[int]
     data: str
-    work: str
     epochs: int
     memory: str
-    checked: tuple[int, ...]
+    checked: list[int]
 
 
 @dataclass(slots=True)
 class QueryRun:
-    """One query: seconds of each epoch from its start to its answer, how it was run, and answers by epoch."""
+    """One query: seconds of each epoch from its start to its answer, how it was run, its answers by epoch."""
 
     seconds: float = 0.0
     epochs: list[float] = field(default_factory=list)
@@ -58,7 +54,7 @@ Take = Callable[["DataFrame", int], None]
 
 
 def plait(spark: SparkSession, job: TpchJob, query: int, epochs: int, folder: Path, take: Take) -> QueryRun:
-    """Plait, through its public surface."""
+    """Run a query in Plait, through its public surface."""
     import plait
 
     ended: list[float] = []
@@ -88,7 +84,7 @@ def plait(spark: SparkSession, job: TpchJob, query: int, epochs: int, folder: Pa
 
 
 def spark_again(spark: SparkSession, job: TpchJob, query: int, epochs: int, folder: Path, take: Take) -> QueryRun:
-    """Spark's streaming plan, or else the batch query after every epoch."""
+    """Run a query by Spark's streaming plan, or else as a batch query after every epoch."""
     from pyspark.errors import AnalysisException, PySparkException
 
     ended: list[float] = []
@@ -135,42 +131,19 @@ def _steps(begun: float, ended: list[float]) -> list[float]:
     return [b - a for a, b in zip([begun, *ended], ended, strict=False)]
 
 
-def session(job: TpchJob) -> SparkSession:
-    """Plait in the session it ships; Spark in a stock one, or in Plait's.  Two shuffle partitions, for two cores."""
-    settings = {
-        "spark.driver.memory": job.memory,
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": str(CORES),
-        "spark.sql.warehouse.dir": f"{job.work}/warehouse",
-        "spark.local.dir": f"{job.work}/local",
-    }
-    if job.who != "spark":
-        from plait import session as plait_session
-
-        return plait_session(app="bench-tpch", master=f"local[{CORES}]", settings=settings)
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.appName("bench-tpch").master(f"local[{CORES}]")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
-
-
 def _drop(rows: DataFrame, _epoch: int) -> None:
     rows.collect()
 
 
-def main(file: str) -> None:
-    """Run the job in `file` and write its result beside it."""
+def contest(job: TpchJob, work: Path) -> dict[str, dict[str, Any]]:
+    """Run the contestant that the job names over all queries; gives a `QueryRun` as a dict for each."""
     warnings.simplefilter("ignore")
-    text = json.loads(Path(file).read_text())
-    job = TpchJob(**{**text, "queries": tuple(text["queries"]), "checked": tuple(text["checked"])})
-    spark = session(job)
+    spark = session(job.who, job.memory, work)
     spark.sparkContext.setLogLevel("OFF")
     contestant = CONTESTANTS[job.who]
-    result: dict[str, Any] = {}
+    result: dict[str, dict[str, Any]] = {}
     for query in job.queries:
-        contestant(spark, job, query, 1, Path(job.work, f"warm-{query}"), _drop)
+        contestant(spark, job, query, 1, work / f"warm-{query}", _drop)
         answers: dict[str, Rows] = {}
 
         def take(rows: DataFrame, epoch: int, answers: dict[str, Rows] = answers) -> None:
@@ -178,12 +151,8 @@ def main(file: str) -> None:
             if epoch in job.checked:
                 answers[str(epoch)] = [list(row) for row in collected]
 
-        run = contestant(spark, job, query, job.epochs, Path(job.work, f"checkpoint-{query}"), take)
+        run = contestant(spark, job, query, job.epochs, work / f"checkpoint-{query}", take)
         run.answers = answers
-        result[str(query)] = dataclasses.asdict(run)
-    Path(job.work, "result.json").write_text(json.dumps(result, default=str))
+        result[str(query)] = asdict(run)
     spark.stop()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return result

@@ -1,6 +1,6 @@
-"""TPC-H's tables: made by tpchgen-cli, shuffled with a fixed seed, one file per table and epoch.
+"""TPC-H's tables: made by tpchgen-cli, shuffled with a fixed seed, split into epochs.
 
-DIR/data/tpch-sf0.1/TABLE.parquet         as generated
+DIR/data/tpch-sf0.1/TABLE.parquet            as generated
 DIR/data/tpch-sf0.1-e10/TABLE/0007.parquet   the rows of one epoch
 """
 
@@ -11,11 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.tpcds.data import SEED, complete, write_epochs
+from benchmarks.epoch_files import complete, epoch_file, shuffled, write_epochs
 from benchmarks.tpch.queries import SCHEMAS
 from plait.errors import ConfigError
 
@@ -23,27 +22,26 @@ _ARROW = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "date"
 
 
 def ensure(folder: Path, sf: float, epochs: int) -> Path:
-    """The folder with the epochs, made if it is not there."""
+    """The folder with the epochs, made if it does not exist yet."""
     target = folder / f"tpch-sf{sf:g}-e{epochs}"
     if not target.exists():
         made = _generated(folder, sf)
         with complete(target) as parts:
             for number, table in enumerate(SCHEMAS):
                 rows = pq.read_table(made / f"{table}.parquet").cast(schema_of(table))
-                order = np.random.default_rng(SEED + number).permutation(len(rows))
-                write_epochs(rows.take(pa.array(order)), parts / table, epochs)
+                write_epochs(shuffled(rows, number), parts / table, epochs)
     return target
 
 
 def schema_of(table: str) -> pa.Schema:
-    """A table's columns as Arrow's types."""
+    """The schema of a table in Arrow's types."""
     fields = [column.strip().split(" ", 1) for column in SCHEMAS[table].replace("(15,2)", "").split(",")]
     return pa.schema([(name, _ARROW.get(kind, pa.decimal128(15, 2))) for name, kind in fields])
 
 
 def prefix(folder: Path, table: str, epoch: int) -> list[str]:
     """The files of a table up to and including an epoch."""
-    return [str(folder / table / f"{e:04}.parquet") for e in range(epoch + 1)]
+    return [str(epoch_file(folder / table, e)) for e in range(epoch + 1)]
 
 
 def _generated(folder: Path, sf: float) -> Path:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks import one_key_join as one_key
+from benchmarks import one_key_join
 from benchmarks.drivers.arrivals import DATASETS, STREAMS, b_model
-from benchmarks.drivers.benchmark import drivers, fraction
-from benchmarks.drivers.report import drivers_plot, drivers_table, ranking
-from benchmarks.orders.drift import drift, drift_plot, drift_table
+from benchmarks.drivers.benchmark import Setup, drivers, fraction
+from benchmarks.drivers.report import REPORT, ranking
+from benchmarks.orders.drift import draw_drift, drift, drift_lines
 from plait.config import DRIVER_POLICIES, Config
 from plait.errors import PlaitError
 from plait.share.reoptimise import Planner
@@ -22,7 +22,7 @@ from plait.share.reoptimise import Planner
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return drivers(tmp_path_factory.mktemp("drivers"), quick=True, rows=2000, batches=(5, 3), datasets=("I", "VI"))
+    return drivers(tmp_path_factory.mktemp("drivers"), Setup(2000, (5, 3), (1, 1)), datasets=("I", "VI"))
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,12 @@ def test_every_policy_is_measured_on_every_dataset_and_batch_length(measured: di
 
 
 def test_the_drivers_are_told_beside_the_papers_figures(measured: dict[str, Any]) -> None:
-    text = drivers_table(json.loads(json.dumps(measured)))
+    document = {"parts": [json.loads(json.dumps(measured))]}
+    text = "\n".join(REPORT.lines(document["parts"][0], document))
     assert "(0.61)" in text
     assert text.count("\n| VI | 3 |") == 4
     figure = Figure()
-    drivers_plot(measured, figure)
+    REPORT.draw(document, figure)
     assert len(figure.axes) == 12
 
 
@@ -65,7 +66,7 @@ def test_the_datasets_have_the_papers_selectivities() -> None:
         # Table 2 times the sizes of Table 3, at a fiftieth.
         equal = dataset.name in ("I", "II", "III", "IV")
         assert list(pairs.values()) == ([100, 20_000, 100_000] if equal else [200, 2000, 20_000])
-        assert sum(one_key.expected(arrivals)) == (100_000 if equal else 20_000)
+        assert sum(one_key_join.expected(arrivals)) == (100_000 if equal else 20_000)
 
 
 def test_the_b_model_gives_a_fifth_to_the_first_half() -> None:
@@ -82,11 +83,11 @@ def test_what_is_done_before_half_time_has_all_its_results() -> None:
 
 def test_a_run_with_other_results_ends_the_benchmark(tmp_path: Path) -> None:
     arrivals = DATASETS[0].arrivals(1000, 2)
-    wanted = one_key.expected(arrivals)
+    wanted = one_key_join.expected(arrivals)
     config = Config(tasks=1, sync=False)
-    planner = Planner({"q": one_key.graph(STREAMS)}, one_key.relations(STREAMS, delay_ms=10**7), config)
+    planner = Planner({"q": one_key_join.graph(STREAMS)}, one_key_join.relations(STREAMS, delay_ms=10**7), config)
     with pytest.raises(PlaitError, match="BENCH_RESULTS"):
-        one_key.run(tmp_path, planner, arrivals, [wanted[0], wanted[1] + 1])
+        one_key_join.run(tmp_path, planner, arrivals, [wanted[0], wanted[1] + 1])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,9 +103,9 @@ def test_the_drift_tells_work_and_seconds_of_every_epoch(drifted: dict[str, Any]
 
 
 def test_the_drift_is_told_and_drawn(drifted: dict[str, Any]) -> None:
-    text = drift_table(json.loads(json.dumps(drifted)))
+    text = "\n".join(drift_lines(json.loads(json.dumps(drifted))))
     assert "| oracle |" in text
     assert "within 10 %" in text
     axes = Figure().subplots()
-    drift_plot(drifted, axes)
+    draw_drift(drifted, axes)
     assert [line.get_label() for line in axes.lines][:1] == ["static: best orders before the flip"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,24 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import process_tree as state_cgroup
+from benchmarks import report
 from benchmarks.options import Options
-from benchmarks.process_tree import CgroupV1, CgroupV2, Look, Watched, new_group, run_limited
-from benchmarks.state import report as state_report
+from benchmarks.process_tree import Look
 from benchmarks.state.backend_state import RocksRun, keys_of
 from benchmarks.state.backends import NUMBERS, as_numbers, graph
 from benchmarks.state.benchmark import settle
 from benchmarks.state.limits import goals
+from benchmarks.state.report import REPORT
 from benchmarks.state.soak import check, measures
 from benchmarks.state.soak_data import SHARES, SOAK, Feed
-from benchmarks.state.trial import Trial, told
+from benchmarks.state.trial import Trial
 from plait.errors import ConfigError
-
-HOLD = "import sys, time; held = bytearray(int(sys.argv[1]) << 20); print(len(held), flush=True); time.sleep(1)"
-
-
-def holding(mib: int) -> list[str]:
-    return [sys.executable, "-c", HOLD, str(mib)]
 
 
 def fed(folder: Path, rows: int, epochs: int) -> Feed:
@@ -58,81 +50,6 @@ def as_read(feed: Feed) -> list[dict[str, Any]]:
         }
         for e in range(feed.epochs)
     ]
-
-
-def test_a_tree_within_its_limit_ends_well_and_leaves_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    def noted(*limits: Any) -> Any:
-        made.append(new_group(*limits))
-        return made[-1]
-
-    monkeypatch.setattr(state_cgroup, "new_group", noted)
-    ended = run_limited(holding(10), 512 << 20, tmp_path / "log")
-    assert (ended.code, ended.oom_kills, ended.late) == (0, 0, False)
-    assert 10 << 20 < ended.peak_held <= ended.peak_bytes < 512 << 20
-    assert (tmp_path / "log").read_text() == f"{10 << 20}\n"
-    (group,) = made
-    assert isinstance(group, Watched) or not group.folder.exists()
-
-
-def test_a_tree_above_its_limit_is_killed(tmp_path: Path) -> None:
-    ended = run_limited(holding(300), 100 << 20, tmp_path / "log")
-    assert ended.code == -9
-    assert ended.over_limit
-
-
-def test_without_a_group_the_tree_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_cgroup, "new_group", Watched)
-    ended = run_limited(holding(300), 100 << 20, tmp_path / "log")
-    assert (ended.code, ended.enforced, ended.over_limit) == (-9, "watched", True)
-
-
-def test_a_watched_trees_tmpfs_folder_counts(tmp_path: Path) -> None:
-    (tmp_path / "state").write_bytes(os.urandom(1 << 20))
-    assert Watched(None, tmp_path).look(os.getpid())[0] > Watched(None, None).look(os.getpid())[0] + (1 << 19)
-
-
-def test_a_tree_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    ended = run_limited([sys.executable, "-c", "import time; time.sleep(60)"], None, tmp_path / "log", patience=0.3)
-    assert ended.late
-    assert ended.seconds < 10
-
-
-def test_patience_counts_from_the_file_that_says_it_has_begun(tmp_path: Path) -> None:
-    starting = f"import time, pathlib; time.sleep(0.7); pathlib.Path({str(tmp_path / 'begun')!r}).touch(); "
-    begins = tmp_path / "begun"
-    soon = run_limited([sys.executable, "-c", starting], None, tmp_path / "log", patience=0.4, begins=begins)
-    assert (soon.code, soon.late) == (0, False)
-    begins.unlink()
-    slow = [sys.executable, "-c", starting + "time.sleep(60)"]
-    ended = run_limited(slow, None, tmp_path / "log", patience=0.4, begins=begins)
-    assert ended.late
-    assert 0.6 < ended.begun < ended.seconds - 0.3
-
-
-def test_what_goes_to_the_disk_is_counted(tmp_path: Path) -> None:
-    write = f"import os, time; f = open({str(tmp_path / 'file')!r}, 'wb'); f.write(bytes(4 << 20)); f.flush(); "
-    ended = run_limited([sys.executable, "-c", write + "time.sleep(0.6)"], None, tmp_path / "log")
-    if ended.enforced != "watched" and os.access("/proc/self/io", os.R_OK):
-        assert ended.written_bytes >= 4 << 20
-
-
-def test_the_files_of_both_versions_are_read(tmp_path: Path) -> None:
-    (tmp_path / "memory" / "own").mkdir(parents=True)
-    one = CgroupV1(5, mount=tmp_path, own="/own")
-    assert (one.folder / "memory.limit_in_bytes").read_text() == "5"
-    (one.folder / "memory.stat").write_text("cache 1\ntotal_cache 70\ntotal_rss 30\ntotal_shmem 20\n")
-    (one.folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    assert (one.look(1), one.kills()) == ((50, 50), 2)
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "cgroup.subtree_control").write_text("cpu memory\n")
-    two = CgroupV2(6, mount=tmp_path, own="/own")
-    assert (two.folder / "memory.max").read_text() == "6"
-    (two.folder / "memory.stat").write_text("anon 30\nfile 70\nshmem 20\n")
-    (two.folder / "memory.current").write_text("100\n")
-    (two.folder / "memory.events").write_text("low 0\nhigh 0\nmax 4\noom 1\noom_kill 1\n")
-    assert (two.look(1), two.kills(), two.reclaims(), two.peak()) == ((50, 50), 1, 4, 100)
 
 
 def test_the_feed_knows_what_every_epoch_must_give(tmp_path: Path) -> None:
@@ -187,12 +104,6 @@ def test_quarters_are_compared_by_wall_time(tmp_path: Path) -> None:
     found = measures(epochs)
     assert found["late_throughput"] == pytest.approx(0.5)
     assert (found["median"], found["max"], found["p99_over_median"]) == (0.5, 2.0, 4.0)
-
-
-def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
-    assert told(tmp_path) == []
-    (tmp_path / "progress.jsonl").write_text('{"epoch": 0}\n{"epo')
-    assert told(tmp_path) == [{"epoch": 0}]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +187,7 @@ def document(tmp_path: Path) -> dict[str, Any]:
         "equal": True,
     }
     ways = [
-        {"ratio": ratio, "backend": backend, **ran("plait", outcome, epochs)}
+        {"ratio": ratio, **ran(backend, outcome, epochs)}
         for ratio, outcome in ((None, "finished"), (0.25, "killed"))
         for backend in ("runs", "memory", "rocksdb")
     ]
@@ -297,7 +208,7 @@ def document(tmp_path: Path) -> dict[str, Any]:
 def test_the_report_tells_who_died_and_how_far_they_came(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    text = state_report.write(document(tmp_path), out)
+    text = report.write(document(tmp_path), REPORT, out)
     assert "| 2 MiB | 4.0 | Plait, state in memory | 1,024 MiB | **killed** | 2 |" in text
     assert "| Spark joins, RocksDB | 1,024 MiB | **stopped** | 2 | 4.0 | > 1.0 |" in text
     assert "but Spark joins, RocksDB gets its own, 1,280 MiB, which is more generous" in text

@@ -1,13 +1,17 @@
-"""The report of `python -m benchmarks tpch`, from measurements made up here."""
+"""The settings and the report of the benchmark `tpch`, from measurements made up here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from benchmarks import report
 from benchmarks.options import Options
-from benchmarks.tpch import report as tpch_report
 from benchmarks.tpch.benchmark import settle
+from benchmarks.tpch.report import REPORT
+from plait.errors import ConfigError
 
 
 def measured(seconds: float, equal: bool = True) -> dict[str, Any]:
@@ -21,22 +25,35 @@ def document(*who: str, equal: bool = True) -> dict[str, Any]:
         "benchmark": "tpch",
         "machine": machine,
         "setup": {"sf": 0.1, "epochs": 1, "repeat": 1, "checked": (0,), "who": who},
-        "rows": {"3": 1000},
-        "queries": {"3": {name: measured(seconds[name], equal) for name in who}},
+        "parts": [
+            {
+                "part": "queries",
+                "title": "TPC-H",
+                "rows": {"3": 1000},
+                "queries": {"3": {name: measured(seconds[name], equal) for name in who}},
+            }
+        ],
     }
 
 
 def test_both_are_compared_and_answers_that_differ_are_named(tmp_path: Path) -> None:
-    text = tpch_report.write(document("plait", "spark"), tmp_path)
+    text = report.write(document("plait", "spark"), REPORT, tmp_path)
     assert "| Q3 | 2.0 | 5.0 | 2.50× | 2.00 | 5.00 | 500 | yes |" in text
     assert "session |" not in text
-    assert "| NO |" in tpch_report.markdown(document("plait", "spark", equal=False))
+    assert "| NO |" in report.markdown(document("plait", "spark", equal=False), REPORT)
     assert {file.name for file in tmp_path.iterdir()} == {"tpch.json", "tpch.md", "tpch.png"}
 
 
 def test_spark_in_plait_s_session_has_columns_of_its_own_if_it_was_asked_for(tmp_path: Path) -> None:
     assert settle(Options()).who == ("plait", "spark")
-    text = tpch_report.write(document("plait", "spark", "spark-tuned"), tmp_path)
+    text = report.write(document("plait", "spark", "spark-tuned"), REPORT, tmp_path)
     header, rule, row = text.splitlines()[-3:]
     assert row.endswith("| 3.0 | 1.50× |")
     assert header.count("|") == rule.count("|") == row.count("|")
+
+
+def test_queries_are_chosen_by_number_and_all_means_all() -> None:
+    assert settle(Options(parts=("5", "3"))).queries == (3, 5)
+    assert settle(Options(parts=("3", "all"))).queries == tuple(range(1, 23))
+    with pytest.raises(ConfigError, match="there is no query '23'"):
+        settle(Options(parts=("23",)))
