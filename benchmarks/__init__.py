@@ -16,6 +16,7 @@ What they share:
     memory_group   limits and reads the memory of a process tree
     sessions       the Spark sessions of the contestants
     epoch_files    input as one Parquet file per table and epoch
-    one_key_join   joins on one key without Spark, checked against a plain count in every epoch
+    without_spark  runs joins on one key by the engine's own tasks, without Spark
+    one_key_join   the same on generated keys, checked against a plain count in every epoch
     report         writes NAME.json, NAME.md and NAME.png
 """

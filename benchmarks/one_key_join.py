@@ -7,10 +7,8 @@ the streams' rows.  A run that differs ends the benchmark.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,25 +16,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from benchmarks.without_spark import QUERY, join_graph, local_engine
 from plait.errors import PlaitError
 from plait.order.cost import Coefficients
 from plait.query.expr import ColumnRef
-from plait.query.graph import Alias, Equality, JoinGraph, Output
+from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount
 from plait.query.plan import Plan
-from plait.query.relation import ColumnDef, Relation
-from plait.runtime.sinks import Noop
+from plait.query.relation import Relation
 from plait.share.reoptimise import Planner
 from plait.testing import Clock, LocalEngine
 
-QUERY = "q"
 KEY, VALUE, TIME = "k", "v", "ts"
 Keys = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What one stream did in an epoch as the driver: seconds of probing, its rows made included."""
+    """What one stream did in an epoch as the driver; seconds are those of probing, making the rows included."""
 
     stream: str
     seconds: float
@@ -44,7 +41,7 @@ class Driven:
     counts: EdgeCount
 
     def work(self, coefficients: Coefficients) -> float:
-        """Seconds of counted work."""
+        """Counted work at these prices, in seconds."""
         return coefficients.work(self.counts) / 1e9
 
 
@@ -57,34 +54,30 @@ class Ran:
 
     @property
     def seconds(self) -> float:
-        """Probing, all drivers together."""
+        """Seconds of probing, all drivers together."""
         return sum(d.seconds for d in self.driven)
 
     @property
     def rows(self) -> int:
-        """Results."""
+        """Number of results of the epoch."""
         return sum(d.rows for d in self.driven)
 
     def work(self, coefficients: Coefficients) -> float:
-        """Seconds of counted work."""
+        """Counted work at these prices, in seconds."""
         return sum(d.work(coefficients) for d in self.driven)
 
 
 def graph(streams: Sequence[str]) -> JoinGraph:
-    """All streams equal on KEY; every stream's VALUE comes out.  Aliases are called like the streams."""
-    columns = tuple(ColumnDef(name, name, "bigint") for name in (KEY, VALUE))
-    aliases = tuple(Alias(s, s, None, columns) for s in streams)
-    keys = [ColumnRef(s, KEY, "bigint") for s in streams]
-    values = [ColumnRef(s, VALUE, "bigint") for s in streams]
-    outputs = tuple(Output(f"{v.alias}_{VALUE}", "bigint", v, str(v), (v,)) for v in values)
-    equalities = tuple(Equality(keys[0], key) for key in keys[1:])
-    conditions = " AND ".join(str(e) for e in equalities)
-    sql = f"SELECT {', '.join(o.sql for o in outputs)} FROM {', '.join(streams)} WHERE {conditions}"
-    return JoinGraph(sql, aliases, equalities, outputs)
+    """The join of all streams on KEY, which selects the VALUE of each; aliases are named like the streams."""
+    values = [ColumnRef(stream, VALUE, "bigint") for stream in streams]
+    equalities = " AND ".join(f"{streams[0]}.{KEY} = {stream}.{KEY}" for stream in streams[1:])
+    sql = f"SELECT {', '.join(map(str, values))} FROM {', '.join(streams)} WHERE {equalities}"
+    aliases = {stream: (stream, (KEY, VALUE)) for stream in streams}
+    return join_graph(sql, aliases, streams[0], [(f"{value.alias}_{VALUE}", value) for value in values])
 
 
 def relations(streams: Sequence[str], *, delay_ms: int | None = None, ttl_us: int | None = None) -> dict[str, Relation]:
-    """The streams; with `delay_ms` they have event times, with `ttl_us` their rows are forgotten."""
+    """The streams; with `delay_ms` they have event times, with `ttl_us` their rows expire."""
     columns = ((KEY, "bigint"), (VALUE, "bigint"))
     if delay_ms is None:
         return {s: Relation(s, columns, ttl_us=ttl_us) for s in streams}
@@ -92,7 +85,7 @@ def relations(streams: Sequence[str], *, delay_ms: int | None = None, ttl_us: in
 
 
 def table(keys: Keys, times_ms: Keys | None = None) -> pa.Table:
-    """One stream's rows of one epoch."""
+    """The rows of one stream in one epoch."""
     columns = {KEY: pa.array(keys), VALUE: pa.array(np.arange(len(keys), dtype=np.int64))}
     if times_ms is not None:
         columns[TIME] = pa.array(times_ms * 1000, pa.timestamp("us", "UTC"))
@@ -100,7 +93,7 @@ def table(keys: Keys, times_ms: Keys | None = None) -> pa.Table:
 
 
 def expected(arrivals: Sequence[Mapping[str, pa.Table]], epochs_kept: int | None = None) -> list[int]:
-    """Results of every epoch: Π(old + new) − Π old, summed over the keys.
+    """The number of results of every epoch: Π(old + new) − Π old, summed over the keys.
 
     Old are the epochs before, as far as they are not forgotten: a row is seen in `epochs_kept` epochs with its own.
 
@@ -136,7 +129,7 @@ def _product(counts: Iterable[Keys]) -> Keys:
 def run(
     scratch: Path, planner: Planner, arrivals: Sequence[Mapping[str, pa.Table]], results: Sequence[int]
 ) -> list[Ran]:
-    """All epochs once; raises if one of them does not give its number of results.  `scratch` is left as it was."""
+    """Run all epochs once; an epoch with another number of results than it must have is an error."""
     (found,) = side_by_side(scratch, {QUERY: planner}, arrivals, results).values()
     return found
 
@@ -144,13 +137,13 @@ def run(
 def side_by_side(
     scratch: Path, planners: Mapping[str, Planner], arrivals: Sequence[Mapping[str, pa.Table]], results: Sequence[int]
 ) -> dict[str, list[Ran]]:
-    """`run` for several contestants, epoch by epoch: whatever disturbs the machine disturbs all of them alike.
+    """Run several contestants, epoch by epoch: whatever disturbs the machine disturbs all of them alike.
 
-    Who is first in an epoch goes round.
+    Each contestant is the first in its turn.
     """
     found: dict[str, list[Ran]] = {who: [] for who in planners}
     with ExitStack() as opened:
-        engines = {who: opened.enter_context(_engine(scratch, planner)) for who, planner in planners.items()}
+        engines = {who: opened.enter_context(local_engine(scratch, planner)) for who, planner in planners.items()}
         for number, (arrived, rows) in enumerate(zip(arrivals, results, strict=True)):
             first = number % len(planners)
             for who in [*planners][first:] + [*planners][:first]:
@@ -158,19 +151,8 @@ def side_by_side(
     return found
 
 
-@contextmanager
-def _engine(scratch: Path, planner: Planner) -> Iterator[LocalEngine]:
-    checkpoint = tempfile.mkdtemp(prefix="one-key-", dir=scratch)
-    try:
-        with LocalEngine(checkpoint, planner.plan, planner.config, clock=Clock(), planner=planner) as engine:
-            engine.driver.sinks = {QUERY: Noop()}
-            yield engine
-    finally:
-        shutil.rmtree(checkpoint, ignore_errors=True)
-
-
 def _epoch(engine: LocalEngine, arrived: Mapping[str, pa.Table], rows: int) -> Ran:
-    """One epoch, a second after the last by the engine's clock."""
+    """Run one epoch, a second after the last by the engine's clock, and check its number of results."""
     driver = engine.driver
     assert isinstance(driver.clock, Clock)
     driver.clock.advance(1.0)

@@ -27,7 +27,7 @@ from benchmarks.one_key_join import Keys, table
 
 STREAMS = ("S1", "S2", "S3")
 TIME_MS = 10_000_000
-"""The whole time; the paper's 10 M time units, here milliseconds of event time."""
+"""Length of the whole run: the paper's 10 M time units, here milliseconds of event time."""
 BIAS = 0.8
 LEVELS = 10
 SECOND = 0xB0DE
@@ -35,26 +35,26 @@ SECOND = 0xB0DE
 
 F64 = npt.NDArray[np.float64]
 Pattern = Callable[[F64], F64]
-"""Share of a stream's tuples so far → time, both in [0, 1]."""
+"""Maps the share of a stream's tuples that have arrived to the time, both in [0, 1]."""
 
 
 def uniform(share: F64) -> F64:
-    """One tuple per 10 time units."""
+    """Arrival of one tuple per 10 time units."""
     return share
 
 
 def fast_slow(share: F64) -> F64:
-    """One per 5 and one per 15 time units by turns, a quarter of the tuples each."""
+    """Arrival of one tuple per 5 and one per 15 time units by turns, a quarter of the tuples each."""
     return np.interp(share, [0, 0.25, 0.5, 0.75, 1], [0, 0.125, 0.5, 0.625, 1])
 
 
 def slow_fast(share: F64) -> F64:
-    """The inverse: first one per 15, then one per 5 time units."""
+    """The inverse of `fast_slow`: first one tuple per 15 time units, then one per 5."""
     return np.interp(share, [0, 0.25, 0.5, 0.75, 1], [0, 0.375, 0.5, 0.875, 1])
 
 
 def sinusoid(share: F64) -> F64:
-    """The rate follows a sine."""
+    """Arrival at a rate that follows a sine."""
     time = np.linspace(0, 1, 1025)
     # ∫ 1 + 0.9·sin(8πt) dt
     arrived = time + 0.9 * (1 - np.cos(8 * np.pi * time)) / (8 * np.pi)
@@ -78,7 +78,7 @@ def b_model(first: float) -> Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Streams S1, S2, S3: patterns, sizes in shares of |S3|, tuples per matching key."""
+    """Three streams S1, S2 and S3: arrival patterns, sizes as shares of |S3|, and tuples per matching key."""
 
     name: str
     title: str

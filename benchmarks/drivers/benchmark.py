@@ -30,6 +30,7 @@ from benchmarks.drivers.report import MEASURES, REPORT
 from benchmarks.one_key_join import Ran
 from benchmarks.options import Options
 from benchmarks.report import publish
+from benchmarks.without_spark import QUERY
 from plait.config import DRIVER_POLICIES, Config
 from plait.order.cost import Coefficients
 from plait.share.reoptimise import Planner
@@ -39,7 +40,7 @@ ROWS, QUICK_ROWS = 300_000, 4000
 BATCHES, QUICK_BATCHES = (100, 10), (10, 5)
 """How many short and how many long batches, of the same whole time; `ROWS` is |S3|."""
 REPEAT = (1, 3)
-"""Runs of each contestant with short and with long batches: short ones are averaged over ten times as many."""
+"""Number of runs with short and with long batches; of short ones a run has ten times as many to average over."""
 BASE = "timestamp"
 
 
@@ -125,11 +126,11 @@ def _planner(probe: str, policy: str, batches: int) -> Planner:
     )
     # No row is late: what arrives in one batch was all sent after the batch before, and the delay is the whole time.
     relations = one_key_join.relations(STREAMS, delay_ms=TIME_MS)
-    return Planner({one_key_join.QUERY: one_key_join.graph(STREAMS)}, relations, config)
+    return Planner({QUERY: one_key_join.graph(STREAMS)}, relations, config)
 
 
 def _measured(runs: Sequence[tuple[str, int, Mapping[str, Sequence[Sequence[Ran]]]]]) -> dict[str, Any]:
-    """All figures of one probe, under one price list: what its runs with long batches were measured to cost."""
+    """All figures of one probe, at prices measured in its runs with long batches."""
     # Short batches would price the fixed cost of a call as a cost of tuples.
     prices = Coefficients().fitted(
         driven.counts
@@ -157,7 +158,7 @@ def _measured(runs: Sequence[tuple[str, int, Mapping[str, Sequence[Sequence[Ran]
 
 
 def _figures(found: Mapping[str, Sequence[Sequence[Ran]]], prices: Coefficients) -> dict[str, dict[str, Any]]:
-    """One dataset, one length of batches: each policy against BASE."""
+    """The figures of each policy relative to BASE, for one dataset and one length of batches."""
     seconds = {policy: _by_batch(of, lambda batch: batch.seconds) for policy, of in found.items()}
     work = {policy: _by_batch(of, lambda batch: batch.work(prices)) for policy, of in found.items()}
     return {
@@ -185,12 +186,12 @@ def _figures(found: Mapping[str, Sequence[Sequence[Ran]]], prices: Coefficients)
 
 
 def _by_batch(runs: Sequence[Sequence[Ran]], cost: Callable[[Ran], float]) -> list[float]:
-    """The cost of every batch: the median of the runs."""
+    """The cost of every batch, as the median of the runs."""
     return [statistics.median(cost(batch) for batch in same) for same in zip(*runs, strict=True)]
 
 
 def _early(batches: Iterable[tuple[Ran, Sequence[float], float]]) -> float:
-    """The mean, over the batches that have results, of their fraction that is there at the limit."""
+    """The mean fraction of a batch's results that is there at its limit, over all batches that have results."""
     found = [
         fraction([(cost, d.rows) for cost, d in zip(costs, batch.driven, strict=True)], limit)
         for batch, costs, limit in batches
@@ -200,7 +201,7 @@ def _early(batches: Iterable[tuple[Ran, Sequence[float], float]]) -> float:
 
 
 def fraction(driven: Sequence[tuple[float, int]], limit: float) -> float:
-    """Which share of the rows is there after `limit`, given (cost, rows) of each driver in turn.
+    """The share of the rows that is there when `limit` is spent, given the cost and the rows of each driver in turn.
 
     >>> fraction([(1.0, 30), (2.0, 70)], 2.0)
     0.65
@@ -214,6 +215,6 @@ def fraction(driven: Sequence[tuple[float, int]], limit: float) -> float:
 
 
 def _first(runs: Sequence[Sequence[Ran]]) -> dict[str, float]:
-    """How often each stream drove first."""
+    """The share of the batches in which each stream drove first."""
     drove = [batch.driven[0].stream for ran in runs for batch in ran if batch.driven]
     return {stream: round(drove.count(stream) / max(len(drove), 1), 3) for stream in STREAMS}

@@ -139,7 +139,7 @@ def lines(part: Part, document: Document) -> Iterator[str]:
 
 
 def _scatter(part: Part) -> float:
-    """How far seconds differ where the work does not."""
+    """Standard deviation of relative seconds where the work is equal."""
     everything = [f["policies"].items() for probe in part["probes"].values() for f in probe["figures"]]
     ratios = [one["time"] for policies in everything for policy, one in policies if policy != "timestamp"]
     works = [one["work"] for policies in everything for policy, one in policies if policy != "timestamp"]
@@ -171,7 +171,7 @@ def _grid(found: Mapping[str, Any], by_time: str, by_work: str, batches: Sequenc
 
 
 def draw(document: Document, figure: Figure) -> None:
-    """Per probe and length of batches: counted work, seconds, early results; the paper's figures as ticks."""
+    """Draw counted work, seconds and early results per probe and length of batches, the paper's figures as ticks."""
     (part,) = document["parts"]
     figure.set_size_inches(17, 15)
     titles = {

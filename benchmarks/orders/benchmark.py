@@ -10,7 +10,6 @@ not depend on the machine's noise.  Seconds are those of the whole run.
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 import time
@@ -32,15 +31,13 @@ from benchmarks.orders.report import REPORT
 from benchmarks.report import publish
 from benchmarks.tpcds import data
 from benchmarks.tpcds.workloads import FOUR
+from benchmarks.without_spark import QUERY, bigint_relations, join_graph, local_engine
 from plait.config import Config
 from plait.order.cost import Coefficients
 from plait.query.expr import ColumnRef
-from plait.query.graph import Alias, Equality, JoinGraph, Output
+from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount
-from plait.query.relation import ColumnDef, Relation
-from plait.runtime.sinks import Noop
 from plait.share.reoptimise import Planner
-from plait.testing import LocalEngine
 
 SHORT = {"Cu": "customer", "Cr": "catalog_returns", "Wr": "web_returns", "Sr": "store_returns"}
 """The paper's names for the streams."""
@@ -101,24 +98,19 @@ class Runner:
         """Run over the whole input once, starting from a written order such as CuCrWrSr."""
         # No hysteresis, as in the paper: what differs between two runs is the orderer alone.
         config = Config(tasks=1, sync=False, history=len(self.arrivals), replan_gain=0.0, **settings)
-        planner = Planner({"q": graph(order)}, relations(), config)
-        checkpoint = tempfile.mkdtemp(prefix="orders-", dir=self.scratch)
-        try:
-            with LocalEngine(checkpoint, planner.plan, config, planner=planner) as engine:
-                engine.driver.sinks = {"q": Noop()}
-                begun = time.perf_counter()
-                for arrived in self.arrivals:
-                    engine.run(arrived)
-                seconds = time.perf_counter() - begun
-                progress = list(engine.driver.progress)
-        finally:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+        planner = Planner({QUERY: graph(order)}, bigint_relations(FOUR.columns), config)
+        with local_engine(self.scratch, planner) as engine:
+            begun = time.perf_counter()
+            for arrived in self.arrivals:
+                engine.run(arrived)
+            seconds = time.perf_counter() - begun
+            progress = list(engine.driver.progress)
         total = EdgeCount()
         for report in progress:
             for count in report["edges"].values():
                 total.add(EdgeCount(**count))
         planning = sum(p["optimiser"]["seconds"] + p["task_seconds"].get("sample", 0.0) for p in progress)
-        return Measured(seconds, sum(p["rows_out"]["q"] for p in progress), total, planning, len(planner.switches))
+        return Measured(seconds, sum(p["rows_out"][QUERY] for p in progress), total, planning, len(planner.switches))
 
     def making_rows(self, measured: Measured) -> float:
         """Seconds of work that no order can save: the last probe multiplies out the results themselves."""
@@ -132,18 +124,9 @@ class Runner:
 def graph(order: str) -> JoinGraph:
     """The paper's query with its streams written in this order."""
     names = [order[i : i + 2] for i in range(0, len(order), 2)]
-    columns = {n: FOUR.columns[SHORT[n]] for n in names}
-    aliases = tuple(Alias(n, SHORT[n], None, tuple(ColumnDef(c, c, "bigint") for c in columns[n])) for n in names)
-    keys = {n: ColumnRef(n, columns[n][0], "bigint") for n in names}
-    values = {n: ColumnRef(n, columns[n][1], "bigint") for n in names}
-    equalities = tuple(Equality(keys["Cu"], keys[n]) for n in names if n != "Cu")
-    outputs = tuple(Output(v.column, "bigint", v, v.column, (v,)) for v in values.values())
-    return JoinGraph(FOUR.sql, aliases, equalities, outputs)
-
-
-def relations() -> dict[str, Relation]:
-    """The four streams of the query."""
-    return {t: Relation(t, tuple((c, "bigint") for c in FOUR.columns[t])) for t in SHORT.values()}
+    aliases = {name: (SHORT[name], FOUR.columns[SHORT[name]]) for name in names}
+    values = [ColumnRef(name, columns[1], "bigint") for name, (_, columns) in aliases.items()]
+    return join_graph(FOUR.sql, aliases, "Cu", [(value.column, value) for value in values])
 
 
 def run(out: Path, options: Options, console: Console) -> int:
@@ -180,7 +163,7 @@ def _orders() -> list[str]:
 
 
 def _compared(runner: Runner, probe: str, contestants: Mapping[str, dict[str, Any]], repeat: int) -> dict[str, Any]:
-    """Every contestant from every initial order; contestants take turns, seconds are medians."""
+    """Run every contestant from every initial order; contestants take turns, seconds are medians."""
     pairs = [(order, who) for order in _orders() for who in contestants]
     runs = by_turns(pairs, repeat, lambda pair: runner.run(pair[0], probe=probe, **contestants[pair[1]]))
     everything = [m for measured in runs.values() for m in measured]
@@ -229,7 +212,7 @@ def _by_orderer() -> dict[str, dict[str, Any]]:
 
 
 def _swept(runner: Runner, settings: Mapping[str, Sequence[int]], title: str) -> dict[str, Any]:
-    """dp_pick under each value of one setting, from the paper's two initial orders."""
+    """Run dp_pick under each value of one setting, from the paper's two initial orders."""
     ((name, values),) = settings.items()
     lines: dict[str, list[dict[str, float]]] = {}
     rows = []

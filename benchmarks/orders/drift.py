@@ -31,6 +31,7 @@ import pyarrow as pa
 from benchmarks import one_key_join
 from benchmarks.one_key_join import Ran
 from benchmarks.report import Part, table
+from benchmarks.without_spark import QUERY
 from plait.config import Config
 from plait.order.cost import Coefficients
 from plait.order.orders import Orders
@@ -41,17 +42,17 @@ if TYPE_CHECKING:
 
 STREAMS = ("a", "b", "c", "d")
 WINDOW = 5
-"""Epochs that a row is visible, its own included."""
+"""Number of epochs in which a row is visible, its own included."""
 PERIOD = 2
 """T of the planned contestant, in epochs."""
 NEAR = 1.10
-"""Recovered is within 10 % of the best orders."""
+"""A contestant has recovered when its work is within 10 % of that of the best orders."""
 COLOURS = {"static": "#b5541c", "dp_pick": "#0b6e4f", "dp_pick mid": "#3b6ea5", "oracle": "#7a7a7a"}
 PLANNED = ("dp_pick", "dp_pick mid")
 SHARES = {"few": 0.002, "some": 0.4, "many": 1.0}
-"""Of a stream's rows, how many have one of the keys that all streams know; the others match nothing."""
+"""Share of a stream's rows that have one of the keys that all streams know; the others match nothing."""
 ROLES = (("some", "few", "some", "many"), ("some", "many", "some", "few"))
-"""Of a, b, c, d: before the flip and after it."""
+"""The roles of a, b, c and d: before the flip and after it."""
 
 
 def drift(
@@ -64,7 +65,7 @@ def drift(
     probe: str = "iterative",
     same_keys: bool = False,
 ) -> dict[str, Any]:
-    """Runs all contestants; `rows` arrive per stream and epoch.  Raises if one of them gives other results."""
+    """Run all contestants; `rows` arrive per stream and epoch.  A contestant with wrong results is an error."""
     rows = rows or (1000 if quick else 20_000)
     epochs = epochs or (20 if quick else 40)
     repeat = repeat or (1 if quick else 3)
@@ -75,8 +76,8 @@ def drift(
 
     def planner(orders: Orders, orderer: str) -> Planner:
         relations = one_key_join.relations(STREAMS, ttl_us=WINDOW * 1_000_000)
-        graphs = {one_key_join.QUERY: one_key_join.graph(STREAMS)}
-        return Planner(graphs, relations, replace(config, orderer=orderer), orders={one_key_join.QUERY: orders})
+        graphs = {QUERY: one_key_join.graph(STREAMS)}
+        return Planner(graphs, relations, replace(config, orderer=orderer), orders={QUERY: orders})
 
     def run(planners: Mapping[str, Planner]) -> dict[str, list[Ran]]:
         return one_key_join.side_by_side(scratch, planners, arrivals, results)
@@ -160,7 +161,7 @@ def drift_lines(part: Part) -> list[str]:
 
 
 def draw_drift(part: Part, axes: Axes) -> None:
-    """Work per epoch of all contestants; the flip, the time it takes to reach all of the state, and the switches."""
+    """Draw the work per epoch of all contestants, the flip, the time until all old rows are gone, and the switches."""
     epochs = range(part["epochs"])
     styles = {"static": "o-", "dp_pick": "o-", "dp_pick mid": "o-", "oracle": "--"}
     names = {
@@ -189,7 +190,7 @@ def draw_drift(part: Part, axes: Axes) -> None:
 
 
 def _arrived(epoch: int, rows: int, *, after: bool, same_keys: bool) -> dict[str, pa.Table]:
-    """One epoch: a stream's rows have a known key with the probability of its role, else a key of their own."""
+    """The rows of one epoch: each has a known key with the probability of its stream's role, else a key of its own."""
     random = np.random.default_rng([rows, epoch])
     known = max(rows * WINDOW // 10, 1)
     first = known if after and not same_keys else 0
@@ -202,12 +203,12 @@ def _arrived(epoch: int, rows: int, *, after: bool, same_keys: bool) -> dict[str
 
 
 def _nth_orders(n: int) -> Orders:
-    """Every driver's n-th order."""
+    """The n-th probe order of every driver."""
     return {driver: list(permutations(s for s in STREAMS if s != driver))[n] for driver in STREAMS}
 
 
 def _best_orders(fixed: Sequence[Sequence[Ran]], epochs: range, coefficients: Coefficients) -> Orders:
-    """For every driver the order with the least work in these epochs; it does not depend on the others' orders."""
+    """For every driver the order with the least work in these epochs, which does not depend on the others' orders."""
 
     def work(driver: str, n: int) -> float:
         ran = fixed[n]

@@ -134,7 +134,7 @@ def _swept_lines(part: Part) -> list[str]:
 
 
 def draw(document: Document, figure: Figure) -> None:
-    """One row per part."""
+    """Draw one row of panels per part."""
     parts = document["parts"]
     figure.set_size_inches(13, 3.9 * len(parts))
     grid: Any = figure.subplots(len(parts), 1, squeeze=False)

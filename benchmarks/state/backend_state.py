@@ -1,4 +1,4 @@
-"""Other ways of keeping state under Plait's operator, for part `backends` of `python -m benchmarks state`.
+"""Other ways of keeping state under Plait's operator, for the part `backends`.
 
 `MemoryWork` holds sorted runs in this process's memory.  `RocksWork` has a RocksDB per store, through rocksdict: key →
 all rows of the key, 8 bytes per column, read and rewritten as rows are added; Bloom filters, no log.
@@ -20,27 +20,27 @@ from plait.runtime.work import Work
 from plait.state.run import Found, MemoryRun, Run
 
 KEYS_AT_ONCE = 4096
-"""Keys that RocksDB is asked for in one call: their values are held at the same time."""
+"""Number of keys that RocksDB looks up in one call; their values are held at the same time."""
 
 
 class MemoryWork(Work):
-    """State in the memory of this process: runs are merged when there are four of a size, as on disk."""
+    """Keeps state in the memory of this process; runs are merged when there are four of a size, as on disk."""
 
     held: dict[str, list[MemoryRun]] = {}  # noqa: RUF012 - the state itself, of the only engine in the process
 
     def append(self, edge: IngestEdge, table: pa.Table) -> None:
-        """Keeps the rows."""
+        """Keep the rows of this epoch."""
         if edge.store is not None:
             store = self.context.plan.store_by_id[edge.store]
             rows = table.select([c.name for c in store.columns])
             self.current.setdefault(store.id, []).append(MemoryRun(table.column(HASH).to_numpy(), rows))
 
     def runs_of(self, store: str, sees_current: bool, times: Span = (None, None)) -> list[Run]:
-        """All runs, and this epoch's where the rank rule says so."""
+        """All runs of a store, and this epoch's where the rank rule says so."""
         return [*self.held.get(store, []), *(self.current.get(store, []) if sees_current else [])]
 
     def merge(self) -> None:
-        """This epoch's rows become part of the state."""
+        """Make this epoch's rows a part of the state."""
         from plait.kernels.runs import merge_order
         from plait.state.columns import take_table
 
@@ -70,16 +70,16 @@ class RocksRun:
 
     @property
     def hashes(self) -> U64:
-        """Not known: RocksDB is asked for keys, not walked through."""
+        """No hashes: RocksDB looks keys up and is not walked through."""
         return np.empty(0, np.uint64)
 
     @property
     def width(self) -> float:
-        """Bytes of a row."""
+        """Number of bytes of a row."""
         return 8.0 * (1 + len(self._columns))
 
     def find(self, probes: U64) -> Found:
-        """Batched lookups."""
+        """Look up all keys, in batches."""
         distinct, back = np.unique(probes, return_inverse=True)
         self._keys, self._values = keys_of(distinct), []
         counts = np.zeros(len(distinct), np.int64)
@@ -96,10 +96,10 @@ class RocksRun:
         return Found(at, ends - counts[back[at]], ends, len(probes), float(len(probes)))
 
     def announce(self, rows: I64) -> None:
-        """RocksDB is not told."""
+        """Do nothing: RocksDB cannot be told what will be read."""
 
     def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
-        """Columns of rows that were found."""
+        """The columns of rows that were found."""
         if not len(rows):
             return [pa.array([], pa.int64()) for _ in names]
         owners = np.searchsorted(self._ends, rows, side="right")
@@ -117,21 +117,21 @@ class RocksRun:
 
 
 class RocksWork(MemoryWork):
-    """State in RocksDB, one database per store.  `memory` is for the whole state."""
+    """Keeps state in RocksDB, one database per store; `memory` is for the whole state."""
 
     directory = ""
     memory: int | None = None
     databases: dict[str, Any] = {}  # noqa: RUF012 - open for as long as the only engine of the process
 
     def database(self, store: str) -> Any:
-        """The database of a store."""
+        """The database of a store, opened if it is not open yet."""
         if store not in self.databases:
             share = None if self.memory is None else self.memory // 2 // len(self.context.plan.stores)
             self.databases[store] = open_database(f"{self.directory}/{len(self.databases)}", share)
         return self.databases[store]
 
     def runs_of(self, store: str, sees_current: bool, times: Span = (None, None)) -> list[Run]:
-        """The database, and this epoch's rows where the rank rule says so."""
+        """The database of a store, and this epoch's rows where the rank rule says so."""
         columns = [c.name for c in self.context.plan.store_by_id[store].columns]
         # A probe has three lists of found rows at a time.
         keep = float("inf") if self.memory is None else self.memory / 8
@@ -139,7 +139,7 @@ class RocksWork(MemoryWork):
         return [*mine, *(self.current.get(store, []) if sees_current else [])]
 
     def merge(self) -> None:
-        """This epoch's rows are added to their keys."""
+        """Add this epoch's rows to those of their keys."""
         from rocksdict import WriteBatch
 
         from plait.kernels.runs import group_starts
@@ -161,13 +161,13 @@ class RocksWork(MemoryWork):
 
 
 def keys_of(hashes: U64) -> list[bytes]:
-    """Hashes as RocksDB's keys."""
+    """Hashes as keys of RocksDB, whose order of bytes is that of the numbers."""
     text = hashes.astype(">u8").tobytes()
     return [text[i : i + 8] for i in range(0, len(text), 8)]
 
 
 def open_database(path: str, memory: int | None) -> Any:
-    """RocksDB as Flink sets it up: Bloom filters, a block cache, no log."""
+    """Open RocksDB as Flink sets it up: Bloom filters, a block cache, no log."""
     from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteOptions
 
     options = Options(raw_mode=True)

@@ -30,14 +30,12 @@ from benchmarks.state.backend_state import MemoryWork, RocksWork
 from benchmarks.state.trial import Trial, run_trial
 from benchmarks.tpcds import data
 from benchmarks.tpcds.workloads import FOUR, Workload
+from benchmarks.without_spark import QUERY, bigint_relations, join_graph, local_engine
 from plait.config import Config
 from plait.query.expr import ColumnRef
-from plait.query.graph import Alias, Equality, JoinGraph, Output
-from plait.query.relation import ColumnDef, Relation
-from plait.runtime.sinks import Noop
+from plait.query.graph import JoinGraph
 from plait.runtime.work import Work
 from plait.share.reoptimise import Planner
-from plait.testing import LocalEngine
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,9 +44,9 @@ if TYPE_CHECKING:
 
 BACKENDS = ("runs", "memory", "rocksdb")
 RATIOS = (None, 1.0, 0.5, 0.25)
-"""Memory for the state, as shares of what the state weighs; None is no limit."""
+"""Memory for the state, as shares of its size; None is no limit."""
 PATIENCE = 4.0
-"""A way of keeping state is given up when it has taken so many times as long as Plait's under the same limit."""
+"""A backend is stopped when it has taken this many times as long as Plait's runs under the same limit."""
 LEAST_PATIENCE_SECONDS = 60.0
 CONFIG: dict[str, Any] = {"memory_limit": "128m", "chunk_rows": 1 << 14}
 """Plait's buffers are the same in all runs."""
@@ -88,7 +86,7 @@ NUMBERS = Workload(
         ),
     },
 )
-"""The key comes first."""
+"""The first column of a table is its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +101,14 @@ class BackendJob:
 
 
 def graph() -> JoinGraph:
-    """The papers' query with all of NUMBERS coming out."""
-    aliases = tuple(
-        Alias(t, t, None, tuple(ColumnDef(c, c, "bigint") for c in cs)) for t, cs in NUMBERS.columns.items()
-    )
-    refs = [ColumnRef(table, column, "bigint") for table, columns in NUMBERS.columns.items() for column in columns]
-    keys = {table: ColumnRef(table, columns[0], "bigint") for table, columns in NUMBERS.columns.items()}
-    equalities = tuple(Equality(keys["customer"], key) for table, key in keys.items() if table != "customer")
-    return JoinGraph(
-        NUMBERS.sql, aliases, equalities, tuple(Output(r.column, "bigint", r, r.column, (r,)) for r in refs)
-    )
-
-
-def relations() -> dict[str, Relation]:
-    """The four streams of the query."""
-    return {t: Relation(t, tuple((c, "bigint") for c in columns)) for t, columns in NUMBERS.columns.items()}
+    """The papers' query, which selects all columns of NUMBERS."""
+    aliases = {table: (table, columns) for table, columns in NUMBERS.columns.items()}
+    selected = [ColumnRef(table, column, "bigint") for table, columns in NUMBERS.columns.items() for column in columns]
+    return join_graph(NUMBERS.sql, aliases, "customer", [(column.column, column) for column in selected])
 
 
 def as_numbers(rows: pa.Table) -> pa.Table:
-    """All columns as bigint: money in cents, what is missing as -1, but for the key, which stays missing."""
+    """All columns as bigint: money in cents, NULL as -1, but for the key, which stays NULL."""
     made = {}
     for place, name in enumerate(rows.column_names):
         column = rows.column(name)
@@ -178,13 +165,12 @@ def run_backend(job: BackendJob, work: Path) -> dict[str, float]:
     RocksWork.directory, RocksWork.memory = str(work / "rocksdb"), job.memory
     (work / "rocksdb").mkdir()
     kind = {"runs": Work, "memory": MemoryWork, "rocksdb": RocksWork}[job.who]
-    planner = Planner({"q": graph()}, relations(), config)
-    files = {t: sorted(Path(job.data, t).glob("*.parquet")) for t in relations()}
+    planner = Planner({QUERY: graph()}, bigint_relations(NUMBERS.columns), config)
+    files = {t: sorted(Path(job.data, t).glob("*.parquet")) for t in NUMBERS.tables}
     with (
         closing(Progress(work)) as progress,
-        LocalEngine(work / "checkpoint", planner.plan, config, work=kind) as engine,
+        local_engine(work, planner, replans=False, work=kind) as engine,
     ):
-        engine.driver.sinks = {"q": Noop()}
         seconds = 0.0
         for number in range(max(len(f) for f in files.values())):
             arrived = {t: as_numbers(pq.read_table(f[number])) for t, f in files.items() if number < len(f)}
@@ -193,5 +179,5 @@ def run_backend(job: BackendJob, work: Path) -> dict[str, float]:
             seconds += time.perf_counter() - begun
             report = engine.driver.progress[-1]
             kept = {key: report[key] for key in ("epoch", "state_bytes", "task_seconds", "state") if key in report}
-            progress.tell(kept | {"at": seconds, "rows_out": report["rows_out"]["q"]})
+            progress.tell(kept | {"at": seconds, "rows_out": report["rows_out"][QUERY]})
     return {"seconds": seconds}

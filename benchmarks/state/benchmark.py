@@ -36,7 +36,7 @@ PARTS: dict[str, Callable[[Path, Setup, Console], dict[str, Any]]] = {
     "backends": backends,
 }
 HEAP = "512m"
-"""Java heap: small, for what is measured is memory for state."""
+"""The Java heap is small, since memory for state is what is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Setup:
     limit: int
     """Memory of the whole process tree in the soak."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Fields of Plait's Config, for all of Plait's runs."""
+    """Session settings for fields of Plait's Config, in all of Plait's runs."""
 
 
 def settle(options: Options) -> Setup:

@@ -1,4 +1,4 @@
-"""Parts `limits` and `sweep` of `python -m benchmarks state`: paper 002's Figures 5 to 7 with its own query.
+"""Parts `limits` and `sweep` of the benchmark `state`: paper 002's Figures 5 to 7 with its own query.
 
 All contestants get the same limit: the *base*, and on top the *memory for the state*, a share of the state that Plait
 ends with when memory is ample.  The base is what Plait's processes hold apart from state, over all epochs: the peak of
@@ -34,33 +34,37 @@ if TYPE_CHECKING:
 
 WORKLOAD = STAR
 RATIOS = (1.0, 2.0, 4.0, 8.0)
-"""State over memory for the state."""
-GOAL_RATIO, MOST_SLOWER, LEAST_FASTER = 4.0, 2.0, 3.0
-"""At this ratio Plait takes at most so many times its time with ample memory; Spark so many times Plait's, always."""
+"""Sizes of the state over the memory for it."""
+GOAL_RATIO = 4.0
+"""The goals are about a memory of a quarter of the state."""
+MOST_SLOWER = 2.0
+"""Goal: Plait takes at most this many times its time with ample memory."""
+LEAST_FASTER = 3.0
+"""Goal: Spark takes at least this many times Plait's time, under every limit."""
 PATIENCE = 3.25
-"""A contestant is stopped when it has taken so many times as long as Plait under the same limit."""
+"""A contestant is stopped when it has taken this many times as long as Plait under the same limit."""
 CONFIG: dict[str, Any] = {"gc_grace_seconds": 1.0, "snapshot_every": 4, "chunk_rows": 1 << 14}
 """Merged runs go soon: on tmpfs they would be charged as state.  Rows of SELECT * are wide: fewer are made at once."""
 IN_MEMORY: dict[str, Any] = {"compress_above": "1t"}
-"""State in memory lies there as it is, as in the paper's hash tables."""
+"""State in memory is not compressed, as in the paper's hash tables."""
 LEAN = "128m"
 """`memory_limit` of the run that the base is taken from: what Plait would choose by itself in 2 GiB."""
 SPARK_HEAP = "1g"
 BASE_EPOCHS = 4
 SLACK = 64 << 20
-"""Peaks are sampled, and the kernel charges its own pages too."""
+"""Bytes added to a base: peaks are sampled, and the kernel charges its own pages too."""
 SWEPT: dict[str, tuple[Any, ...]] = {
     "memory_limit": ("64m", LEAN, "256m", "512m"),
     "epochs": (10, 20, 40, 80),
     "fan_in": (2, 4, 8, 16),
     "compress_above": (None, "1t"),
 }
-"""`epochs` cuts the same rows into more or fewer pieces: what a memtable holds before it is flushed."""
+"""Values of each setting; `epochs` cuts the same rows into more or fewer pieces, as the size of a memtable would."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What limits are made of, from two runs without one."""
+    """The base and the size of the state, which limits are computed from, and the two unlimited runs they come from."""
 
     ample: Trial
     lean: Trial
@@ -68,17 +72,17 @@ class Measure:
 
     @property
     def state_bytes(self) -> int:
-        """The state that Plait ends with."""
+        """Size of the state that Plait ends with."""
         return self.ample.state_bytes
 
     @property
     def seconds(self) -> float:
-        """Of the faster one."""
+        """Seconds of the faster run."""
         return min(self.ample.seconds, self.lean.seconds)
 
 
 def limits(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
-    """Each contestant under each limit; `equal` if all that ended gave the right rows and Plait always ended."""
+    """Run each contestant under each limit; `equal` if all that finished gave the right rows and Plait always did."""
     folder = data.ensure(WORKLOAD, out / "data", setup.sf, setup.epochs)
     expected = data.count_results(WORKLOAD, folder)
     job = _job(folder, setup)
@@ -118,7 +122,7 @@ def limits(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
 
 
 def goals(runs: Sequence[Mapping[str, Any]], ample: float) -> dict[str, bool]:
-    """Which of the goals that these runs are about are met; who was stopped or died has not beaten Plait.
+    """Whether each goal that these runs are about is met; a run that was stopped or died has not beaten Plait.
 
     >>> plait = {"who": "plait", "memory": 9, "ratio": 4.0, "outcome": "finished", "seconds": 19.0}
     >>> goals([plait, plait | {"who": "spark-rocksdb", "seconds": 50.0}], ample=10.0)
@@ -142,7 +146,7 @@ def goals(runs: Sequence[Mapping[str, Any]], ample: float) -> dict[str, bool]:
 
 
 def sweep(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
-    """Plait's own settings, and the size of an epoch, one at a time, under the limit of a quarter of the state."""
+    """Run Plait with other settings and other epochs, one change at a time, with memory for a quarter of the state."""
     folder = data.ensure(WORKLOAD, out / "data", setup.sf, setup.epochs)
     expected = data.count_results(WORKLOAD, folder)
     measure = measured(folder, out, setup.memory, tuple(setup.settings.items()), console)
@@ -184,7 +188,7 @@ def _few(name: str, setup: Setup) -> tuple[Any, ...]:
 
 @functools.cache
 def measured(folder: Path, out: Path, heap: str, settings: tuple[tuple[str, str], ...], console: Console) -> Measure:
-    """Two runs with ample memory, one as Plait runs by default and one with little buffers; once per process."""
+    """Run Plait twice with ample memory, by default and with small buffers; only once per process."""
     job = StateJob("plait", WORKLOAD.name, str(folder), heap, config=CONFIG, settings=dict(settings))
     ample = _said(trial(job, None, out / "scratch"), console)
     lean = _said(trial(replace(job, config=CONFIG | {"memory_limit": LEAN}), None, out / "scratch"), console)
@@ -199,7 +203,7 @@ def _job(folder: Path, setup: Setup) -> StateJob:
 
 
 def _under(job: StateJob, who: str, memory: int) -> StateJob:
-    """The job of a contestant that has so much memory for its state."""
+    """The job of a contestant with `memory` bytes for its state."""
     if who == "plait-memory":
         return replace(job, who=who, config=job.config | IN_MEMORY)
     if who == "spark":
@@ -210,7 +214,7 @@ def _under(job: StateJob, who: str, memory: int) -> StateJob:
 
 
 def _first_base(job: StateJob, out: Path, console: Console) -> int:
-    """What a contestant holds while there is little state: over the first epochs."""
+    """Bytes that a contestant holds while there is little state, in the first epochs."""
     with tempfile.TemporaryDirectory(prefix="first-", dir=out) as folder:
         _first_epochs(Path(job.data), Path(folder))
         free = trial(replace(job, data=folder), None, out / "scratch")
@@ -220,7 +224,7 @@ def _first_base(job: StateJob, out: Path, console: Console) -> int:
 
 
 def _first_epochs(source: Path, target: Path) -> None:
-    """The first files of every table, and those of the warm-up, as links."""
+    """Link the first files of every table, and those of the warm-up, into another folder."""
     for file in source.rglob("*.parquet"):
         inside = file.relative_to(source)
         if inside.parts[0] == "warm" or int(file.stem) < BASE_EPOCHS:

@@ -28,7 +28,7 @@ WIDTH = 16.2
 
 
 def draw(document: Document, figure: Figure) -> None:
-    """One band of panels per part."""
+    """Draw one band of panels per part."""
     bands = [(part, _panels(part)) for part in document["parts"]]
     heights = [-(-panels // _across(panels)) for _, panels in bands]
     figure.set_size_inches(WIDTH, 4.2 * sum(heights))
@@ -51,7 +51,7 @@ def _panels(part: Part) -> int:
 
 
 def _across(panels: int) -> int:
-    """Panels side by side, so that few places stay empty.
+    """The number of panels side by side with which few places stay empty.
 
     >>> [_across(n) for n in (1, 2, 3, 4, 6, 7)]
     [2, 2, 3, 4, 3, 4]
@@ -74,7 +74,7 @@ def _limits(part: Part, grid: Sequence[Axes], band: SubFigure) -> None:
 
 
 def _outputs(runs: Sequence[tuple[Mapping[str, Any], str, str]], expected: int, axes: Axes) -> None:
-    """Results so far over time; a cross where a run ended too early."""
+    """Draw the results so far over time, with a cross where a run ended too early."""
     unit, name = (10**6, "million rows out so far") if expected >= 10**6 else (1, "rows out so far")
     longest = 0.0
     for run, label, colour in runs:
@@ -122,7 +122,7 @@ def _runtimes(part: Part, axes: Axes) -> None:
 
 
 def output_over_time(run: Mapping[str, Any]) -> tuple[list[float], list[int]]:
-    """Seconds and rows out so far, after each epoch, from nothing.
+    """Seconds and rows out so far at the start and after each epoch.
 
     >>> output_over_time({"epochs": [{"at": 1.5, "rows_out": 3}, {"at": 2.0, "rows_out": 4}]})
     ([0.0, 1.5, 2.0], [0, 3, 7])
@@ -175,7 +175,7 @@ def _amplification(part: Part, epochs: Sequence[Mapping[str, Any]], axes: Axes) 
 
 
 def _factors(epochs: Sequence[Mapping[str, Any]], axes: Axes) -> None:
-    """Amplification of writing, reading and space, over the epochs."""
+    """Draw the amplification of writing, reading and space over the epochs."""
     for kind, colour in KINDS.items():
         points = [
             (e["epoch"], e["state"]["amplification"][kind])
@@ -204,7 +204,7 @@ def _memory(run: Mapping[str, Any], axes: Axes) -> None:
 
 
 def _steps(epochs: Sequence[Mapping[str, Any]], axes: Axes) -> None:
-    """Where the tasks' seconds go, smoothed over some epochs so that merges are areas and not needles."""
+    """Draw the tasks' seconds by step, smoothed over some epochs so that merges are areas and not needles."""
     kinds = [k for k in ("append", "merge", "probe", "materialise") if any(k in e["task_seconds"] for e in epochs)]
     width = max(len(epochs) // 25, 1)
     groups = [epochs[i : i + width] for i in range(0, len(epochs), width)]
@@ -232,7 +232,7 @@ def _sweep(part: Part, grid: Sequence[Axes], band: SubFigure) -> None:
 
 
 def _legend_below(axes: Axes, shown: Sequence[Any]) -> None:
-    """Points may lie anywhere in the panel."""
+    """Put the legend below the panel, in which points may lie anywhere."""
     if shown:
         names = [str(one.get_label()) for one in shown]
         axes.legend(shown, names, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 LEAST_LATE_THROUGHPUT, MOST_P99 = 0.7, 3.0
 CONFIG: dict[str, Any] = {"gc_grace_seconds": 20.0, "snapshot_every": 8}
-"""Merged runs would else stay on the disk for ten minutes."""
+"""Merged runs are removed soon; they would stay on the disk for ten minutes by default."""
 DISK_EVERY_SECONDS = 5.0
 SAY_EVERY = 10
-"""Epochs between two lines on the console."""
+"""Number of epochs between two lines on the console."""
 
 
 class Watch:
@@ -109,7 +109,7 @@ def soak(out: Path, setup: Setup, console: Console) -> dict[str, Any]:
 
 
 def read(epochs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Rows of each stream that have been read.
+    """The number of rows of each stream that have been read.
 
     >>> read([{"rows_in": {"a": 1, "b": 2}}, {"rows_in": {"a": 5}}])
     {'a': 6, 'b': 2}
@@ -122,7 +122,7 @@ def read(epochs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def check(epochs: Sequence[Mapping[str, Any]], feed: Feed) -> dict[str, Any]:
-    """Rows out against what the feed knows, at every epoch after which all streams have been read equally far.
+    """Compare rows out with what the feed knows, after every epoch by which all streams have been read equally far.
 
     An engine that has read everything may take one stream's next file before the others': such epochs are not compared.
     """

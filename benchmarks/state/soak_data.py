@@ -37,7 +37,7 @@ WHERE o_id = p_order AND o_id = s_order AND o_id = r_order
     },
 )
 SHARES = {"orders": 0.3, "payments": 0.3, "shipments": 0.25, "returns": 0.15}
-"""Of an epoch's rows."""
+"""Shares of an epoch's rows."""
 WORDS = {
     "orders": ("new", "paid", "packed", "sent", "closed"),
     "payments": ("card", "transfer", "invoice", "cash"),
@@ -48,25 +48,25 @@ OLD, NEVER = 0.01, 0.10
 DELAY_EPOCHS = 1.0
 TEXT = (100, 200)
 ROW_BYTES = 170
-"""State per row on disk that the number of rows is chosen by: the least that compression can leave."""
+"""Bytes of state per row that the number of rows is chosen by: the least that compression can leave."""
 START_MS, EPOCH_MS = 1_700_000_000_000, 60_000
 _PRINTABLE = np.frombuffer(bytes(33 + b % 94 for b in range(256)), dtype=np.uint8)
 
 
 @dataclass
 class Feed:
-    """Makes epochs in order, stays `ahead` of the reader, removes what is read."""
+    """Makes epochs in order, a few ahead of the reader, and removes files that have been read."""
 
     folder: Path
     rows: int
-    """Of all streams, per epoch."""
+    """Number of rows of all streams per epoch."""
     epochs: int
     ahead: int = 6
     made: int = 0
     expected: list[int] = field(default_factory=list)
     """Rows that must have come out after each epoch, cumulative."""
     starved: int = 0
-    """How often the reader was found to have read everything there was."""
+    """Number of times that the reader had read everything there was."""
 
     def __post_init__(self) -> None:
         self.size = {stream: max(int(self.rows * share), 1) for stream, share in SHARES.items()}
@@ -78,11 +78,11 @@ class Feed:
 
     @property
     def total_rows(self) -> int:
-        """Rows of all streams and epochs."""
+        """Number of rows of all streams and epochs."""
         return sum(self.size.values()) * self.epochs
 
     def keep_ahead(self, read: dict[str, int]) -> None:
-        """Given how many rows of each stream have been read: make at most one epoch more, remove what is read."""
+        """Make at most one epoch more and remove what has been read, given the number of rows read of each stream."""
         done = min((read.get(stream, 0) // size for stream, size in self.size.items()), default=0)
         if self.made < self.epochs and self.made < done + self.ahead:
             self.starved += done > 0 and self.made <= done
@@ -94,7 +94,7 @@ class Feed:
             self._removed += 1
 
     def make(self) -> None:
-        """The next epoch's files.  They get their names together, at the end."""
+        """Make the files of the next epoch; they get their names together, at the end."""
         epoch = self.made
         random = np.random.default_rng([SEED, epoch])
         keys = self._keys(random, epoch)
@@ -110,7 +110,7 @@ class Feed:
         self.made += 1
 
     def remove(self) -> None:
-        """All files."""
+        """Remove all files."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _file(self, stream: str, epoch: int) -> Path:
@@ -132,7 +132,7 @@ class Feed:
         return keys
 
     def _count(self, keys: dict[str, np.ndarray]) -> int:
-        """Rows that come out by this epoch.  Only orders that it touches can have new ones."""
+        """The number of results that this epoch adds; only orders that it names can have new ones."""
         real = {stream: keys[stream][keys[stream] % 2 == 0] // 2 for stream in self._seen}
         touched = np.unique(np.concatenate(list(real.values())))
         before = self._products(touched)
@@ -148,7 +148,7 @@ class Feed:
 
 
 def rows_for(state_bytes: float, epochs: int) -> int:
-    """Rows per epoch with which the state ends at this size.
+    """The number of rows per epoch with which the state ends at this size.
 
     >>> rows_for(17_000_000, 10)
     10000

@@ -18,7 +18,7 @@ _SMALL, _LARGE = 1_048_573, 2_147_483_647
 
 
 def checksum_sql(columns: Columns, dialect: Dialect) -> str:
-    """An aggregate expression over rows with these columns."""
+    """The checksum as an aggregate expression over rows with these columns."""
     terms = [
         f"(coalesce({_value(name, kind, dialect)}, -1) + 2) % {_SMALL} * {2_654_435_761 * (2 * i + 1) % _LARGE}"
         for i, (name, kind) in enumerate(columns)

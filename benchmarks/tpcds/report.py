@@ -83,7 +83,7 @@ def verdict(contestants: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def log_growth(curve: Sequence[Mapping[str, float]]) -> str | None:
-    """Least squares of seconds = a + b·log₂(state rows), and what the second half costs against the first.
+    """How seconds per epoch grow: least squares of a + b·log₂(state rows), and the second half over the first.
 
     >>> log_growth([{"state_rows": 2.0**i, "without_output": 0.5 + 0.01 * i} for i in range(1, 9)])
     'Seconds per epoch, output excluded: 0.500 + 0.010·log₂(state rows); second half of the epochs 1.08× the first.'
@@ -119,7 +119,7 @@ def _fixed_lines(part: Part) -> list[str]:
 
 
 def draw(document: Document, figure: Figure) -> None:
-    """One column per part: seconds as bars, or the parts of a trigger stacked; below, the curve of the epochs."""
+    """Draw one column per part: seconds as bars, or the parts of a trigger stacked; below, the curve of the epochs."""
     parts = document["parts"]
     figure.set_size_inches(5.2 * len(parts), 7.4)
     grid: Any = figure.subplots(2, len(parts), squeeze=False)

@@ -9,12 +9,12 @@ from plait.serve.demo_data import QUERY as FOUR_COLUMNS
 TPCDS_TABLES = ("store_returns", "customer", "web_returns", "catalog_returns")
 CHAIN_TABLES = ("r1", "r2", "r3", "r4")
 ROWS_AT_SF1 = 554_000
-"""Input rows of the TPC-DS query at scale factor 1; the chain gets as many."""
+"""Number of input rows of the TPC-DS query at scale factor 1; the chain has as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A query, the columns it reads of each table (none: all), and what people call it."""
+    """A query with a title for people, and the columns it reads of each table; none stands for all."""
 
     name: str
     title: str

@@ -140,7 +140,7 @@ def same_rows(found: list[list[Any]] | None, expected: list[tuple[Any, ...]]) ->
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as floats, whatever their type was before JSON; everything else as text."""
+    """A value as JSON leaves it comparable: numbers as floats, everything else as text."""
     if value is None:
         return None
     try:

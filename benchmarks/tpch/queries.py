@@ -372,4 +372,4 @@ FROM (
 GROUP BY cntrycode
 ORDER BY cntrycode""",
 }
-"""By number; the text begins with a line break."""
+"""The queries by number; a text begins with a line break."""

@@ -74,7 +74,7 @@ def _ratio(plait: Mapping[str, Any] | None, spark: Mapping[str, Any] | None) -> 
 
 
 def draw(document: Document, figure: Figure) -> None:
-    """Seconds per query side by side, and seconds per epoch."""
+    """Draw seconds per query side by side, and seconds per epoch."""
     (part,) = document["parts"]
     queries = list(part["queries"])
     who = [name for name in NAMES if any(name in of for of in part["queries"].values())]
