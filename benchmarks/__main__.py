@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from benchmarks.jobs import exit_on_sigterm
 from benchmarks.options import Options
 from plait.errors import ConfigError
 from plait.runtime.java import require_java
@@ -129,8 +128,7 @@ def _run(name: str, out: Path, options: Options) -> None:
     for module in PACKAGES:
         if importlib.util.find_spec(module) is None:
             raise ConfigError("BENCH_EXTRA", f"{module} is not installed", "pip install 'plait[bench]'")
-    # SystemExit runs the clean-up: the processes of a running job end, and its memory group and folder go.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    exit_on_sigterm()
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     console = Console()

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -166,6 +167,11 @@ def last_words(log: Path, code: int) -> str:
     """The last lines that a process printed, for a message."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f"exit code {code}: " + " | ".join(lines[-3:])[-600:]
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM raise SystemExit: a running job's processes are ended then, its memory group and folder removed."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 
 
 def main(file: Path) -> None:

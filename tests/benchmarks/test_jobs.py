@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks import jobs
 from benchmarks.memory_group import Watched
@@ -48,9 +53,6 @@ def dawdle(job: Wish, work: Path) -> None:
 
 
 def import_like_a_worker(job: Wish, work: Path) -> list[str]:
-    import subprocess
-    import sys
-
     code = "import benchmarks.jobs, plait; print(benchmarks.__path__[0]); print(plait.__path__[0])"
     return subprocess.check_output([sys.executable, "-c", code], text=True, cwd="/").split()
 
@@ -90,6 +92,25 @@ def test_a_job_that_takes_too_long_is_stopped_and_has_told_how_far_it_came(tmp_p
     )
     assert (outcome.how, outcome.epochs) == ("stopped", [{"epoch": 0}])
     assert [{"epoch": 0}] in seen, "and could be read meanwhile"
+
+
+def test_sigterm_ends_a_running_job_too_and_leaves_nothing(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    script = (
+        "import sys; from pathlib import Path; from benchmarks import jobs; from tests.benchmarks import test_jobs;"
+        "jobs.exit_on_sigterm(); jobs.run(test_jobs.dawdle, test_jobs.Wish('five'), Path(sys.argv[1]))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(jobs.ROOT / "src"), str(jobs.ROOT)))}
+    with subprocess.Popen([sys.executable, "-c", script, str(scratch)], env=environment) as process:
+        deadline = time.monotonic() + 60
+        while not list(scratch.glob(f"*/{jobs.PROGRESS}")):
+            assert time.monotonic() < deadline, "the job has begun"
+            time.sleep(0.1)
+        (child,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+    assert not child.is_running()
+    assert list(scratch.iterdir()) == []
 
 
 def test_an_epoch_is_told_once(tmp_path: Path) -> None:
