@@ -18,7 +18,7 @@ help:
 	@echo "make test    lint and all tests but the soak tests"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff rewrite what it can"
-	@echo "make bench   the TPC-DS benchmark at scale factor 1, into bench-out/"
+	@echo "make bench   the TPC-DS benchmark at scale factor 1, into bench-out/ (python -m benchmarks lists all)"
 	@echo "make soak    the long tests"
 	@echo "make clean   remove .venv and everything generated"
 
@@ -32,14 +32,14 @@ test: lint
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src benchmarks
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	$(BIN)/plait bench tpcds --sf 1 --out bench-out
+	$(BIN)/python -m benchmarks tpcds --sf 1 --out bench-out
 
 soak: $(STAMP)
 	$(BIN)/pytest -q -m soak

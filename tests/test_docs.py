@@ -84,10 +84,10 @@ def test_documents_and_examples_know_nothing_of_one_machine(path: Path) -> None:
         assert not found, file
 
 
-def raised_codes() -> set[str]:
-    """Every error code in the source: first arguments of errors, and the tables and helpers that make errors."""
+def raised_codes(top: Path = SRC) -> set[str]:
+    """Every error code in a source tree: first arguments of errors, and the tables and helpers that make errors."""
     found: set[str] = set()
-    for path in SRC.rglob("*.py"):
+    for path in top.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -105,9 +105,9 @@ def raised_codes() -> set[str]:
     return found
 
 
-def documented_codes() -> set[str]:
-    """Codes in the first column of the tables under "Errors"."""
-    section = OPERATIONS[OPERATIONS.index("\n## Errors\n") :]
+def documented_codes(text: str = OPERATIONS, heading: str = "Errors") -> set[str]:
+    """Codes in the first column of the tables under a heading."""
+    section = text[text.index(f"\n## {heading}\n") :]
     firsts = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
     return {code for first in firsts for code in re.findall(r"`([A-Z0-9_]+)`", first)}
 
@@ -117,6 +117,11 @@ def test_every_error_code_is_documented_and_every_documented_one_exists() -> Non
     assert len(raised) > 60, "the codes are found"
     assert raised - documented == set()
     assert documented - raised == set()
+
+
+def test_every_error_code_of_the_benchmarks_is_documented_on_their_page() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert raised_codes(ROOT / "benchmarks") == documented_codes(page, "Errors of the benchmarks")
 
 
 def test_codes_in_the_sql_page_are_real() -> None:

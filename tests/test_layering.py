@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,16 @@ def imports(path: Path) -> Iterator[str]:
             assert node.level == 0, f"{path}: relative imports hide the layer"
             yield node.module or ""
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_the_package_knows_nothing_of_its_benchmarks() -> None:
+    users = [p for p in modules() if "benchmarks" in {name.split(".")[0] for name in imports(p)}]
+    assert users == []
+
+
+def test_only_the_package_is_in_the_wheel() -> None:
+    project = tomllib.loads((ROOT.parent.parent / "pyproject.toml").read_text())
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/plait"]}
 
 
 def layer(path: Path) -> str:

@@ -57,7 +57,7 @@ class Config:
     driver_policy: str = "consumption_rate"
     """Which input drives first inside an epoch: `registration` (as the streams were registered), `timestamp`,
     `round_robin`, `consumption_rate`, `initial_output_size` or `output_rate`.  The default did the least work in
-    `plait bench drivers`."""
+    `python -m benchmarks drivers`."""
 
     replan_epochs: int = 4
     """T, in epochs: how often orders are re-chosen.  0 keeps them for ever."""

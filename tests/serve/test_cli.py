@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from plait.errors import PipelineError
 from plait.runtime import java
 
@@ -55,9 +53,8 @@ def test_brackets_in_an_error_are_text_not_markup(tmp_path: Path) -> None:
     assert "[engine] 'chekpoint' is not a known key; did you mean 'checkpoint'?" in done.stderr
 
 
-@pytest.mark.parametrize("command", [("demo",), ("bench", "tpcds", "--quick")])
-def test_too_old_a_java_is_refused_before_spark_starts(tmp_path: Path, command: tuple[str, ...]) -> None:
-    done = plait(*command, JAVA_HOME=str(fake_java(tmp_path / "jdk", "11.0.2")))
+def test_too_old_a_java_is_refused_before_spark_starts(tmp_path: Path) -> None:
+    done = plait("demo", JAVA_HOME=str(fake_java(tmp_path / "jdk", "11.0.2")))
     assert done.returncode == 2
     assert java.CAUSE in done.stderr
     assert java.REMEDY in done.stderr
@@ -68,13 +65,6 @@ def test_no_java_is_refused_with_the_same_sentence(tmp_path: Path) -> None:
     done = plait("demo", JAVA_HOME=str(tmp_path))
     assert done.returncode == 2
     assert java.CAUSE in done.stderr
-
-
-def test_an_unknown_benchmark_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    done = plait("bench", "tpcc", "--out", str(tmp_path), JAVA_HOME=str(fake_java(tmp_path / "jdk", "17.0.1")))
-    assert done.returncode == 2
-    assert "there is no benchmark 'tpcc'" in done.stderr
-    assert "use one of: tpcds" in done.stderr
 
 
 def test_the_version_is_that_of_the_project() -> None:

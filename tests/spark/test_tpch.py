@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.serve.bench import tpch_data
-from plait.serve.bench.tpch import expected_answers, same_rows
-from plait.serve.bench.tpch_queries import QUERIES
-from plait.serve.bench.tpch_run import streams
+from benchmarks.tpch import data as tpch_data
+from benchmarks.tpch.benchmark import expected_answers, same_rows
+from benchmarks.tpch.contestants import streams
+from benchmarks.tpch.queries import QUERIES
 
 pytestmark = pytest.mark.spark
 

@@ -18,10 +18,10 @@ from py4j.protocol import MEMORY_COMMAND_NAME
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from benchmarks.tpch.queries import QUERIES, SCHEMAS
 from plait.errors import PlaitError
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
-from plait.serve.bench.tpch_queries import QUERIES, SCHEMAS
 from plait.sql import catalyst
 from plait.sql.catalyst import ReadQuery, read_query
 from plait.sql.convert import drawn, left_binary

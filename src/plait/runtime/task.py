@@ -23,7 +23,7 @@ def first_hop(context: EpochTask, task: int | None = None, kind: type[Work] | No
     """Append every bucket to its store, then probe with it, then merge what the plan gave this task to merge.
 
     Spark says which `task` this is, unless the caller does.  Another `kind` of work keeps state in another way
-    (`plait bench state` compares).
+    (`python -m benchmarks state` compares).
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -46,6 +46,11 @@ PipelineFile = Annotated[Path, typer.Argument(metavar="pipeline.toml", help="A p
 
 def main() -> None:
     """The entry point of the command `plait`."""
+    run_app(app)
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a command-line application; a `PlaitError` ends it with a message instead of a traceback."""
     try:
         app()
     except PlaitError as error:
@@ -160,59 +165,6 @@ def sql(
         raise typer.BadParameter("give either a pipeline file or --demo")
     settings = Settings(format.value, follow, rows, str(checkpoint.absolute()) if checkpoint else None)
     raise typer.Exit(sql_prompt.run(file, command or [], settings, start))
-
-
-@app.command()
-def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: tpcds, tpch, orders, drivers, state.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny data, a few epochs: shows that it works.")] = False,
-    sf: Annotated[float | None, typer.Option(help="Scale factor; 1 is 554,000 input rows.")] = None,
-    out: Annotated[Path, typer.Option(help="Where NAME.json, NAME.md, NAME.png and the data go.")] = Path("bench-out"),
-    epochs: Annotated[int | None, typer.Option(min=1, help="Micro-batches; by default 20, or 40 from SF 10.")] = None,
-    part: Annotated[
-        list[str] | None, typer.Option(help="Only this part (repeatable); a wrong name lists them.")
-    ] = None,
-    who: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this contestant (repeatable): plait, spark, spark-rocksdb, duckdb, spark-tuned."),
-    ] = None,
-    repeat: Annotated[
-        int | None, typer.Option(min=1, help="Timed runs of each; by default 3, or 1 from SF 10.")
-    ] = None,
-    verify: Annotated[bool, typer.Option(help="Check all results by checksum in extra, untimed runs.")] = True,
-    memory: Annotated[str, typer.Option(help="Java heap of each Spark contestant.")] = "8g",
-    state_gb: Annotated[float | None, typer.Option(help="state: size to which the soak's state grows (20).")] = None,
-    limit: Annotated[str | None, typer.Option(help="state: memory of the soak's whole process tree (2g).")] = None,
-    limits: Annotated[
-        list[str] | None, typer.Option(help="state: memory for the state, such as 256m (repeatable).")
-    ] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="state: a field of Plait's Config, as fan_in=8 (repeatable).")
-    ] = None,
-) -> None:
-    """Measure: tpcds (against Spark and DuckDB), orders (paper 000), drivers (paper 003), state (paper 002).
-
-    Checks all results.
-    """
-    require_java()
-    from plait.serve.bench.benchmarks import run_benchmark
-    from plait.serve.bench.wishes import Wishes
-
-    wishes = Wishes(
-        quick,
-        sf,
-        epochs,
-        tuple(part or ()),
-        tuple(who or ()),
-        repeat,
-        verify,
-        memory,
-        state_gb,
-        limit,
-        tuple(limits or ()),
-        tuple(setting or ()),
-    )
-    raise typer.Exit(run_benchmark(name, out, wishes, Console()))
 
 
 def _session(pipeline: Pipeline) -> SparkSession:

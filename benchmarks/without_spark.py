@@ -1,0 +1,62 @@
+"""Runs joins on one key without Spark: the engine's own tasks, state and commit, in this process."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from plait.query.expr import ColumnRef
+from plait.query.graph import Alias, Equality, JoinGraph, Output
+from plait.query.relation import ColumnDef, Relation
+from plait.runtime.sinks import Noop
+from plait.runtime.work import Work
+from plait.share.reoptimise import Planner
+from plait.testing import Clock, LocalEngine
+
+QUERY = "q"
+"""The name of the only query."""
+
+
+def join_graph(
+    sql: str,
+    aliases: Mapping[str, tuple[str, Sequence[str]]],
+    centre: str,
+    outputs: Iterable[tuple[str, ColumnRef]],
+) -> JoinGraph:
+    """The join of all aliases with `centre`, on the first of the columns that are read of each; all are bigint.
+
+    `aliases` maps an alias to its stream and columns, `outputs` are names and columns.
+    """
+    keys = {alias: ColumnRef(alias, columns[0], "bigint") for alias, (_, columns) in aliases.items()}
+    return JoinGraph(
+        sql,
+        tuple(
+            Alias(alias, stream, None, tuple(ColumnDef(c, c, "bigint") for c in columns))
+            for alias, (stream, columns) in aliases.items()
+        ),
+        tuple(Equality(keys[centre], key) for alias, key in keys.items() if alias != centre),
+        tuple(Output(name, "bigint", column, str(column), (column,)) for name, column in outputs),
+    )
+
+
+def bigint_relations(columns: Mapping[str, Sequence[str]]) -> dict[str, Relation]:
+    """Streams by name, of which all columns are bigint."""
+    return {stream: Relation(stream, tuple((c, "bigint") for c in names)) for stream, names in columns.items()}
+
+
+@contextmanager
+def local_engine(
+    folder: Path, planner: Planner, *, replans: bool = True, work: type[Work] = Work
+) -> Iterator[LocalEngine]:
+    """An engine that drops its results, on a checkpoint in `folder` that is removed afterwards; time is scripted."""
+    checkpoint = tempfile.mkdtemp(prefix="checkpoint-", dir=folder)
+    follows = planner if replans else None
+    try:
+        with LocalEngine(checkpoint, planner.plan, planner.config, clock=Clock(), planner=follows, work=work) as engine:
+            engine.driver.sinks = {QUERY: Noop()}
+            yield engine
+    finally:
+        shutil.rmtree(checkpoint, ignore_errors=True)
