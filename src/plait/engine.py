@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import warnings
 from collections import deque
+from collections.abc import Iterable
 from functools import partial, reduce
 from itertools import count
 from typing import Any
@@ -39,6 +40,8 @@ from plait.share.retention import final_us, with_ttls
 from plait.sql.catalyst import ReadQuery, read_query, relation_of, table_of
 from plait.sql.residual import Residual, only_aggregate
 from plait.state.checkpoint import Checkpoint
+
+_ANOTHER_NAME = "use another name, which differs in more than upper and lower case"
 
 
 class Engine:
@@ -80,8 +83,7 @@ class Engine:
             raise StreamError(
                 "NOT_STREAMING", f"{name} is not a DataFrame of a classic session", "read it with spark.readStream"
             )
-        if name in self._relations:
-            raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
+        self._refuse_known(name)
         self._relations[name] = relation_of(name, df, ttl, needed)
         self._planner = None
         self._frames[name] = df
@@ -92,8 +94,7 @@ class Engine:
         Its rows are read once, with the first epoch, and never again: what they are then they stay.
         """
         self._refuse_if_running("a table cannot be added")
-        if name in self._relations:
-            raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
+        self._refuse_known(name)
         if not hasattr(df, "_jdf") or df.isStreaming:
             raise StreamError(
                 "NOT_A_TABLE", f"{name} is not a batch DataFrame", "read it with spark.read, or use engine.stream(…)"
@@ -112,8 +113,8 @@ class Engine:
         time).
         """
         self._refuse_if_running("a query cannot be added")
-        if name in self._queries:
-            raise QueryError("DUPLICATE_QUERY", f"a query called {name!r} is registered already", "use another name")
+        if (other := _same_name(name, self._queries)) is not None:
+            raise QueryError("DUPLICATE_QUERY", f"a query called {other!r} is registered already", _ANOTHER_NAME)
         if not (name.isascii() and name.isidentifier()):
             raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
         schemas = {stream: df.schema for stream, df in self._frames.items()}
@@ -266,6 +267,11 @@ class Engine:
         else:
             refuse_changes(before, now)
 
+    def _refuse_known(self, name: str) -> None:
+        """Refuses a name that SQL cannot tell from that of a registered stream or table."""
+        if (other := _same_name(name, self._relations)) is not None:
+            raise StreamError("DUPLICATE_STREAM", f"a stream called {other!r} is registered already", _ANOTHER_NAME)
+
     def _refuse_if_running(self, what: str) -> None:
         if self._closed:
             raise StreamError("CLOSED", f"the engine is closed: {what}", "make a new engine on the same checkpoint")
@@ -409,6 +415,11 @@ def _guarded(driver: Driver, buckets: DataFrame, number: int) -> None:
     except Exception as error:
         driver.failure = driver.failure or translated(error)
         raise
+
+
+def _same_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is this one but for upper and lower case: by default, Spark does not tell them apart."""
+    return next((other for other in known if other.lower() == str(name).lower()), None)
 
 
 def _warn_of_recomputation(name: str, residual: Residual) -> None:

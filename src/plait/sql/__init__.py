@@ -1,6 +1,7 @@
 """1 TEXT → GRAPH: Catalyst's optimised plan becomes a JoinGraph.
 
     SQL text → catalyst.py     parse, analyse and optimise over empty stubs of the streams
+             → parsed.py       what is not a query over registered streams is refused, before anything is analysed
              → refusals.py     what is not an inner join of streams is refused, on the analysed plan
              → multiway.py     TSC: the tree of binary joins becomes one multi-way join
              → graph_rules.py  RULES below: conjuncts become filters, keys, windows, conditions

@@ -43,7 +43,8 @@ from plait.sql.multiway import (
     two_step_convert,
     written_inputs,
 )
-from plait.sql.refusals import always_false, refuse_constructs
+from plait.sql.parsed import refuse_expression, tables_read
+from plait.sql.refusals import always_false, not_a_stream, refuse_constructs, unknown_stream
 from plait.sql.residual import Residual, Rows
 
 _DELAY_KEY = "spark.watermarkDelayMs"
@@ -144,6 +145,7 @@ def read_query(
     session = _stub_session(spark, schemas)
     with _explained(sorted(relations), sql):
         parsed = session.sessionState().sqlParser().parsePlan(sql)
+        _refuse_other_tables(parsed, sorted(relations), bool(session.sessionState().conf().caseSensitiveAnalysis()))
         ttls = hints.read_ttls(parsed) if hints.NAME in sql.upper() else []
         analysed = _analyse(jvm, session, hints.without_ttls(parsed, jvm.PythonUtils.toSeq) if ttls else parsed)
         refuse_constructs(analysed)
@@ -185,6 +187,17 @@ def read_graph(
 def _plain(plan: Any) -> str:
     """A plan as Spark draws it, without the ids of expressions."""
     return re.sub(r"#\d+L?", "", str(plan.toString())).rstrip()
+
+
+def _refuse_other_tables(parsed: Any, known: list[str], case_sensitive: bool) -> None:
+    """Refuse a parsed text that is no query over registered streams, before a table or file is opened."""
+    names = set(known) if case_sensitive else {name.lower() for name in known}
+    for name in tables_read(parsed, known, case_sensitive):
+        if (name if case_sensitive else name.lower()) in names:
+            continue
+        if ", " in name:
+            raise not_a_stream("", name.replace(", ", "."), known)
+        raise unknown_stream(name, known)
 
 
 def _reads_back(spark: SparkSession, session: Any, draft: Draft, nodes: list[Node]) -> bool:
@@ -285,12 +298,7 @@ def _explain(error: AnalysisException, known: list[str]) -> QueryError:
     condition = error.getCondition() or ""
     detail: dict[str, str] = error.getMessageParameters() or {}
     if condition.startswith("TABLE_OR_VIEW_NOT_FOUND"):
-        name = detail.get("relationName", "").replace("`", "")
-        return QueryError(
-            "UNKNOWN_STREAM",
-            f"no stream is called {name}",
-            f"register it with engine.stream(…), or use one of: {', '.join(known) or 'none registered yet'}",
-        )
+        return unknown_stream(detail.get("relationName", "").replace("`", ""), known)
     if condition.startswith(("UNRESOLVED_COLUMN", "UNRESOLVED_USING_COLUMN")):
         name = detail.get("objectName", detail.get("colName", "")).replace("`", "")
         close = detail.get("proposal", detail.get("suggestion", "")).replace("`", "")
@@ -356,14 +364,23 @@ def _check_needed(name: str, df: DataFrame, ttl: str | None, needed: str) -> Non
     if not isinstance(needed, str):
         raise StreamError("NEEDED", f"needed of stream {name} is a {type(needed).__name__}, not SQL text", remedy)
     session = _stub_session(df.sparkSession, {name: df.schema})
+    parser = session.sessionState().sqlParser()
     try:
         with _explained([], needed):
+            refuse_expression(parser.parseExpression(needed))
+            _refuse_open_comment(parser, needed)
             analysed = session.table(name).filter(needed).queryExecution().analyzed()
             refuse_constructs(analysed)
-            if analysed.subqueries().size():
-                raise QueryError("NEEDED", "it holds a sub-query, but a row is looked at by itself", remedy)
     except QueryError as error:
         cause = f"needed={needed!r} of stream {name}: {error.cause}"
         if error.code in ("UNKNOWN_COLUMN", "NON_DETERMINISTIC", "PYTHON_UDF"):
             raise StreamError(error.code, cause, error.remedy) from error
         raise StreamError("NEEDED", cause, remedy) from error
+
+
+def _refuse_open_comment(parser: Any, needed: str) -> None:
+    """Refuse a text that, put into a longer one, would make a comment of what follows it."""
+    try:
+        parser.parseExpression(f"({needed})")
+    except ParseException as error:
+        raise QueryError("NEEDED", "it ends in a comment, which would hide what follows it", "") from error

@@ -20,8 +20,8 @@ _WELCOME = frozenset((
     "Union", "Intersect", "Except", "Window", "WithWindowDefinition", "Expand", "Pivot", "Unpivot", "Generate",
     "WithCTE", "CTERelationDef", "CTERelationRef", "JoinHint", "UnresolvedHaving",
 ))  # fmt: skip
-_SUBQUERIES = ("Exists", "ListQuery", "ScalarSubquery", "LateralSubquery")
-_SELECT = "write a SELECT over registered streams"
+SUBQUERIES = ("Exists", "ListQuery", "ScalarSubquery", "LateralSubquery")
+SELECT = "write a SELECT over registered streams"
 _EARLIER = "apply it in the stream's DataFrame before registering the stream"
 
 # Class name → (code, what people call it, remedy); expressions first, since they name the construct best.
@@ -55,7 +55,7 @@ def refuse_constructs(analysed: Any) -> None:
         if name in names:
             raise refusal(reason, _place(analysed, name))
     if any(name.endswith("Command") for name in names):
-        raise refusal(("UNSUPPORTED", "a command", _SELECT))
+        raise refusal(("UNSUPPORTED", "a command", SELECT))
     operators = {found.removeprefix(_OPERATORS) for found in classes if found.startswith(_OPERATORS)}
     for name in sorted(operators - _WELCOME):
         raise refusal_of(name)
@@ -70,7 +70,7 @@ def _refuse_arbitrary(node: Any) -> None:
     for expression in _items(node.expressions()):
         for part in () if expression.deterministic() else _expressions(expression):
             # What is wrong with a sub-query is found when its own plan is looked at.
-            if part.nodeName() in _SUBQUERIES or part.deterministic():
+            if part.nodeName() in SUBQUERIES or part.deterministic():
                 continue
             if all(child.deterministic() for child in _items(part.children())):
                 raise QueryError(
@@ -140,7 +140,7 @@ def _at(node: Any) -> str:
 
 def refusal_of(operator: str) -> QueryError:
     """The refusal of a logical operator by its class name."""
-    return refusal(_REFUSED.get(operator, ("UNSUPPORTED", operator, _SELECT)))
+    return refusal(_REFUSED.get(operator, ("UNSUPPORTED", operator, SELECT)))
 
 
 def refusal(reason: tuple[str, str, str], place: str = "") -> QueryError:
@@ -163,6 +163,15 @@ def not_a_stream(operator: str, name: str | None, known: list[str]) -> QueryErro
         "NOT_A_STREAM",
         f"{called} is not a registered stream",
         f"register its rows with engine.stream(…); known streams: {', '.join(known) or 'none'}",
+    )
+
+
+def unknown_stream(name: str, known: list[str]) -> QueryError:
+    """The refusal of a name that no registered stream or table has."""
+    return QueryError(
+        "UNKNOWN_STREAM",
+        f"no stream is called {name}",
+        f"register it with engine.stream(…), or use one of: {', '.join(known) or 'none registered yet'}",
     )
 
 
