@@ -6,14 +6,13 @@ refusal shows the text and position of the construct, where Spark still knows th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from plait.errors import QueryError
+from plait.sql.plan_reader import MirroredPlan
 
-_CLASS = re.compile(r'"class":"org\.apache\.spark\.sql\.([\w.$]+)"')
-_OPERATORS = "catalyst.plans.logical."
+_OPERATORS = "org.apache.spark.sql.catalyst.plans.logical."
 _WELCOME = frozenset((
     "Project", "Filter", "Join", "LateralJoin", "SubqueryAlias", "View", "ResolvedHint", "LocalRelation",
     "OneRowRelation", "Range", "Aggregate", "Distinct", "Sort", "SortOrder", "GlobalLimit", "LocalLimit", "Offset",
@@ -47,20 +46,20 @@ _BY_ARRIVAL = ("First", "Last", "AnyValue")
 """Aggregates that Spark calls deterministic, though they are not over rows in any order."""
 
 
-def refuse_constructs(analysed: Any) -> None:
+def refuse_constructs(analysed: Any, outline: MirroredPlan) -> None:
     """Raise a QueryError for the first construct in the analysed plan that has no meaning on streams."""
-    classes = [found.split("$")[0] for found in _CLASS.findall(analysed.toJSON())]
-    names = {found.rsplit(".", 1)[-1] for found in classes}
+    operators = list(outline.root.walk())
+    names = outline.names | {operator.kind for operator in operators}
     for name, reason in _REFUSED.items():
         if name in names:
             raise refusal(reason, _place(analysed, name))
     if any(name.endswith("Command") for name in names):
         raise refusal(("UNSUPPORTED", "a command", SELECT))
-    operators = {found.removeprefix(_OPERATORS) for found in classes if found.startswith(_OPERATORS)}
-    for name in sorted(operators - _WELCOME):
-        raise refusal_of(name)
-    # Reading the plan costs more than all of Catalyst's work: most queries need not be looked at closer.
-    if not analysed.deterministic() or names & {"GlobalLimit", *_BY_ARRIVAL}:
+    for operator in operators:
+        if operator.class_name.startswith(_OPERATORS) and operator.kind not in _WELCOME:
+            raise refusal_of(operator.kind)
+    # Asking node by node takes long: most queries need not be looked at closer.
+    if not outline.deterministic or names & {"GlobalLimit", *_BY_ARRIVAL}:
         for node in _plans(analysed):
             _refuse_arbitrary(node)
 
