@@ -7,7 +7,8 @@
              → graph_rules.py  RULES below: conjuncts become filters, keys, windows, conditions
              → JoinGraph
 
-`expressions.py` reads and prints Catalyst's expressions, `native.py` says which of them a join task evaluates
+`plan_reader.py` (with `PlanReader.java`) reads a plan in one call of the JVM, `tree_json.py` the JSON of a parsed one.
+`expressions.py` resolves and prints Catalyst's expressions, `native.py` says which of them a join task evaluates
 itself, `windows.py` recognises bounds on event time, `hints.py` and `durations.py` read TTLs, and `residual.py` is
 what Spark still has to do to the joined rows.
 """

@@ -3,10 +3,11 @@
 Catalyst parses, resolves names and types, inlines sub-queries and CTEs, pushes filters down, infers that keys are not
 NULL and simplifies; we only read what it arrives at.  The streams are represented by empty stubs, temporary views in a
 *cloned* session, so that they meet neither the user's views nor a streaming source; every column of a stub carries in
-its metadata which stream and column it is, and keeps that mark through all rewriting.
+its metadata which stream it is of, and keeps that mark through all rewriting.  The clone is made for every query, since
+functions and settings may have changed; the stubs are made once.
 
-Nothing is executed: a text that is not a query is refused before Spark could run it.  Cost: about 30 ms per stream
-for the stubs, 0.1–0.5 s for Catalyst, 0.1 ms per py4j call for reading the plan.
+Nothing is executed: a text that is not a query is refused before Spark could analyse it.  Cost, for three streams and
+once the JVM is warm: 30 calls of 0.1 ms, 10 ms for Catalyst, 2 ms for reading its plans; `benchmarks/reading.py`.
 """
 
 from __future__ import annotations
@@ -139,10 +140,22 @@ def read_query(
     spark: SparkSession, relations: Mapping[str, Relation], schemas: Mapping[str, StructType], name: str, sql: str
 ) -> ReadQuery:
     """A query over the registered streams, or a QueryError that says what cannot be run."""
+    session = _stub_session(spark)
+    with _active(spark, session):
+        return _read_query(spark, session, relations, schemas, name, sql)
+
+
+def _read_query(
+    spark: SparkSession,
+    session: Any,
+    relations: Mapping[str, Relation],
+    schemas: Mapping[str, StructType],
+    name: str,
+    sql: str,
+) -> ReadQuery:
     jvm: Any = spark._jvm
     logical = logical_of(jvm)
     known = sorted(relations)
-    session = _stub_session(spark)
     state = session.sessionState()
     with _explained(known, sql):
         parsed = state.sqlParser().parsePlan(sql)
@@ -237,6 +250,21 @@ def _stub_session(spark: SparkSession) -> Any:
     for key, value in _SETTINGS.items():
         settings.set(key, value)
     return session
+
+
+@contextmanager
+def _active(spark: SparkSession, session: Any) -> Iterator[None]:
+    """Makes a session the thread's active one meanwhile: Spark parses and prints by the active session's settings."""
+    sessions = logical_of(spark._jvm).sessions
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(session)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def _add_stubs(spark: SparkSession, catalog: Any, schemas: Mapping[str, StructType]) -> None:
@@ -397,7 +425,7 @@ def _check_needed(name: str, df: DataFrame, ttl: str | None, needed: str) -> Non
     parser = state.sqlParser()
     _add_stubs(df.sparkSession, state.catalog(), {name: df.schema})
     try:
-        with _explained([], needed):
+        with _explained([], needed), _active(df.sparkSession, session):
             refuse_expression(parser.parseExpression(needed))
             _refuse_open_comment(parser, needed)
             analysed = session.table(name).filter(needed).queryExecution().analyzed()

@@ -31,6 +31,7 @@ class Logical:
         self._expressions = sql.catalyst.expressions
         self.aggregates = self._expressions.aggregate
         self.types = sql.types
+        self.sessions = jvm.SparkSession
         self.to_seq = jvm.PythonUtils.toSeq
         self._none = jvm.scala.Option.empty()
         self._some = jvm.scala.Some
