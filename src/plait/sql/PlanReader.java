@@ -14,6 +14,7 @@ import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.plans.logical.Join;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.SubqueryAlias;
+import org.apache.spark.sql.catalyst.trees.TreeNode;
 import org.apache.spark.unsafe.types.UTF8String;
 import scala.collection.Iterator;
 import scala.collection.immutable.Seq;
@@ -25,12 +26,16 @@ import scala.collection.immutable.Seq;
  */
 public class PlanReader {
   private static final HashSet SKIPPED = new HashSet(Arrays.asList("@SKIPPED@".split(" ")));
+  // An answer of more than 8 KB leaves the JVM in two packets, and the second one waits 40 ms for the first to be
+  // acknowledged.  Every character is one byte, two where py4j escapes it.
+  private static final int PIECE = @PIECE@;
   // The texts of all parts of a very deep expression would be too long together: the longest are left out.
   private static final int MOST_TEXT = 1000000;
   private final ArrayList objects = new ArrayList();
   private final StringBuilder out = new StringBuilder();
   private final TreeSet names = new TreeSet();
   private boolean outline;
+  private int told;
 
   public PlanReader fresh() { return new PlanReader(); }
 
@@ -48,13 +53,29 @@ public class PlanReader {
       if (place > 0) out.append(',');
       text((String) i.next());
     }
-    return out.append("]}").toString();
+    out.append("]}");
+    return more();
   }
 
   public String expression(Expression expression) {
     out.setLength(0);
     write(clean(expression));
-    return out.toString();
+    return more();
+  }
+
+  /** Catalyst's own JSON of a plan or an expression, in ASCII. */
+  public String json(TreeNode tree) {
+    String whole = tree.toJSON();
+    for (int i = 0; i < whole.length(); i++) ascii(whole.charAt(i));
+    return more();
+  }
+
+  /** The next piece of what was read; only the last one is shorter than PIECE. */
+  public String more() {
+    int end = Math.min(out.length(), told + PIECE);
+    String piece = out.substring(told, end);
+    told = end;
+    return piece;
   }
 
   private void write(LogicalPlan plan) {
@@ -203,12 +224,14 @@ public class PlanReader {
     for (int i = 0; i < text.length(); i++) {
       char c = text.charAt(i);
       if (c == '"' || c == '\\') out.append('\\').append(c);
-      else if (c < ' ' || Character.isSurrogate(c)) {
-        String hex = Integer.toHexString(c);
-        out.append("\\u").append("0000".substring(hex.length())).append(hex);
-      }
-      else out.append(c);
+      else ascii(c);
     }
     out.append('"');
+  }
+
+  private void ascii(char c) {
+    if (c >= ' ' && c <= '~') { out.append(c); return; }
+    String hex = Integer.toHexString(c);
+    out.append("\\u").append("0000".substring(hex.length())).append(hex);
   }
 }

@@ -159,7 +159,8 @@ def _read_query(
     state = session.sessionState()
     with _explained(known, sql):
         parsed = state.sqlParser().parsePlan(sql)
-        used = _streams_read(parsed, known, bool(state.conf().caseSensitiveAnalysis()))
+        case_sensitive = bool(state.conf().caseSensitiveAnalysis())
+        used = _streams_read(parsed, logical.reader.json(parsed), known, case_sensitive)
         _add_stubs(spark, state.catalog(), {stream: schemas[stream] for stream in used})
         ttls = hints.read_ttls(parsed) if hints.NAME in sql.upper() else []
         execution = _analyse(jvm, state, hints.without_ttls(parsed, logical.to_seq) if ttls else parsed)
@@ -206,11 +207,11 @@ def _plain(plan: Any) -> str:
     return re.sub(r"#\d+L?", "", str(plan.toString())).rstrip()
 
 
-def _streams_read(parsed: Any, known: list[str], case_sensitive: bool) -> list[str]:
+def _streams_read(parsed: Any, text: str, known: list[str], case_sensitive: bool) -> list[str]:
     """The registered streams that a parsed text names; it is refused if it names others, before any is opened."""
     names = {name if case_sensitive else name.lower(): name for name in known}
     found = []
-    for name in tables_read(parsed, known, case_sensitive):
+    for name in tables_read(parsed, known, case_sensitive, text=text):
         stream = names.get(name if case_sensitive else name.lower())
         if stream is None:
             raise not_a_stream("", name.replace(", ", "."), known) if ", " in name else unknown_stream(name, known)

@@ -54,13 +54,16 @@ _REFUSED = {
 }
 
 
-def tables_read(parsed: Any, known: Sequence[str], case_sensitive: bool, functions: Container[str] = ()) -> list[str]:
+def tables_read(
+    parsed: Any, known: Sequence[str], case_sensitive: bool, functions: Container[str] = (), text: str | None = None
+) -> list[str]:
     """The tables that a parsed query names, CTEs apart, each once; a QueryError for anything that is not a query.
 
     `known` are names for error messages, `functions` the table-valued functions that may be called.  The parts of a
-    name are joined by `, `, so that no name of several parts can be taken for one of one part.
+    name are joined by `, `, so that no name of several parts can be taken for one of one part.  `text` is the plan's
+    JSON, if it is known.
     """
-    root = parse_tree(parsed.toJSON())
+    root = parse_tree(parsed.toJSON() if text is None else text)
     if root.name not in _QUERIES and root.name not in _REFUSED:
         raise refusal(_COMMAND)
     return list(dict.fromkeys(_Text(parsed, known, case_sensitive, functions).tables(root, frozenset())))

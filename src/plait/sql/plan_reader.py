@@ -1,9 +1,10 @@
 """Catalyst's plans as inert values: one call of the JVM reads a whole plan.
 
 Asked node by node, a plan of three joins costs nine hundred calls of 0.1 ms; Catalyst's own `toJSON` is one call, but
-looks every field up by reflection and takes 40 ms for it, and it leaves out metadata and evaluation modes.  So a small
-Java class, `PlanReader.java`, walks the plan in the JVM and writes down what Plait looks at.  Spark's own compiler
-(Janino, which compiles the code that Spark generates) compiles it, once for a JVM.
+leaves out types, metadata, evaluation modes and the expressions' SQL text.  So a small Java class, `PlanReader.java`,
+walks the plan in the JVM and writes down what Plait looks at.  Spark's own compiler (Janino, which compiles the code that
+Spark generates) compiles it, once for a JVM.  A long answer is fetched in pieces: py4j's answers of more than 8 KB take
+40 ms each.
 
 Objects stay in the JVM, numbered; one that has to be put into another plan is fetched by its number when that happens.
 In the SQL text of an expression, every attribute is a back-quoted token with its expression id; wrappers that only help
@@ -30,6 +31,8 @@ SKIPPED = frozenset((
     "KnownNotContainsNull", "PromotePrecision", "TempResolvedColumn",
 ))  # fmt: skip
 """Wrappers that tell Spark's code generator something and change no value that a join could see."""
+PIECE = 4000
+"""Characters of an answer that come in one call."""
 UNKNOWN: Any = object()
 """The value of a constant that only the JVM can hold."""
 
@@ -117,11 +120,16 @@ class PlanReader:
     def expression(self, expression: Any) -> Written:
         """An expression by itself."""
         reader = self._reader.fresh()
-        return _written(json.loads(reader.expression(expression)), reader)
+        return _written(json.loads(_whole(reader, reader.expression(expression))), reader)
+
+    def json(self, tree: Any) -> str:
+        """Catalyst's own JSON of a plan or an expression."""
+        reader = self._reader.fresh()
+        return _whole(reader, reader.json(tree))
 
     def _plan(self, plan: Any, outline: bool) -> MirroredPlan:
         reader = self._reader.fresh()
-        found = json.loads(reader.plan(plan, outline))
+        found = json.loads(_whole(reader, reader.plan(plan, outline)))
         return MirroredPlan(_mirror(found["plan"], reader), found["deterministic"], frozenset(found["names"]))
 
 
@@ -130,12 +138,21 @@ def _compiled(jvm: Any) -> Any:
     """The Java class in this JVM: an object that makes readers."""
     source = files("plait.sql").joinpath("PlanReader.java").read_text(encoding="utf-8")
     put_in = {"@SKIPPED@": " ".join(sorted(SKIPPED)), "@STREAM_KEY@": STREAM_KEY, "@ID_MARK@": ID_MARK}
+    put_in["@PIECE@"] = str(PIECE)
     for name, text in put_in.items():
         source = source.replace(name, text)
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
     compiler.cook(source)
     return compiler.getClassLoader().loadClass("plait.PlanReader").newInstance()
+
+
+def _whole(reader: Any, first: str) -> str:
+    """All pieces of an answer."""
+    pieces = [first]
+    while len(pieces[-1]) == PIECE:
+        pieces.append(reader.more())
+    return "".join(pieces)
 
 
 def _mirror(found: dict[str, Any], reader: Any) -> PlanMirror:
