@@ -2,8 +2,8 @@
 
 Asked node by node, a plan of three joins costs nine hundred calls of 0.1 ms; Catalyst's own `toJSON` is one call, but
 leaves out types, metadata, evaluation modes and the expressions' SQL text.  So a small Java class, `PlanReader.java`,
-walks the plan in the JVM and writes down what Plait looks at.  Spark's own compiler (Janino, which compiles the code that
-Spark generates) compiles it, once for a JVM.  A long answer is fetched in pieces: py4j's answers of more than 8 KB take
+walks the plan in the JVM and writes down what Plait looks at.  Spark's own compiler (Janino, for the code that
+Spark generates) compiles it once for a JVM.  A long answer is fetched in pieces: py4j's answers of more than 8 KB take
 40 ms each.
 
 Objects stay in the JVM, numbered; one that has to be put into another plan is fetched by its number when that happens.
