@@ -7,7 +7,7 @@ its metadata which stream it is of, and keeps that mark through all rewriting.  
 functions and settings may have changed; the stubs are made once.
 
 Nothing is executed: a text that is not a query is refused before Spark could analyse it.  Cost, for three streams and
-once the JVM is warm: 30 calls of 0.1 ms, 10 ms for Catalyst, 2 ms for reading its plans; `benchmarks/reading.py`.
+once the JVM is warm: 40 calls of 0.1 ms, 10 ms for Catalyst, 2 ms for reading its plans; `benchmarks/reading.py`.
 """
 
 from __future__ import annotations
