@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import count
@@ -51,6 +51,8 @@ from plait.state.manifest import LiveState, Manifest, modernised
 
 KEEP = ("used", "all")
 SINCE = ("now", "state", "new")
+
+_ANOTHER_NAME = "use another name, which differs in more than upper and lower case"
 
 
 class Engine:
@@ -98,8 +100,7 @@ class Engine:
             raise StreamError(
                 "NOT_STREAMING", f"{name} is not a DataFrame of a classic session", "read it with spark.readStream"
             )
-        if name in self._relations:
-            raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
+        self._refuse_known(name)
         if keep not in KEEP:
             raise StreamError(
                 "KEEP", f"keep={keep!r} of stream {name!r} is not known", f"use one of: {', '.join(KEEP)}"
@@ -115,8 +116,7 @@ class Engine:
         Its rows are read once, with the first epoch that a query needs them, and stay what they are then.
         """
         self.refuse_if_running("a table cannot be added")
-        if name in self._relations:
-            raise StreamError("DUPLICATE_STREAM", f"a stream called {name!r} is registered already", "use another name")
+        self._refuse_known(name)
         if not hasattr(df, "_jdf") or df.isStreaming:
             raise StreamError(
                 "NOT_A_TABLE", f"{name} is not a batch DataFrame", "read it with spark.read, or use engine.stream(…)"
@@ -176,8 +176,8 @@ class Engine:
 
     def _define(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
         self.refuse_if_running("a query cannot be added")
-        if name in self._queries:
-            raise QueryError("DUPLICATE_QUERY", f"a query called {name!r} is registered already", "use another name")
+        if (other := _same_name(name, self._queries)) is not None:
+            raise QueryError("DUPLICATE_QUERY", f"a query called {other!r} is registered already", _ANOTHER_NAME)
         if not (name.isascii() and name.isidentifier()):
             raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
         if since is not None and since not in SINCE:
@@ -450,6 +450,11 @@ class Engine:
             raise QueryError("NO_QUERY", f"no query is called {name!r}", "it was dropped; define it again")
         return self._queries[name]
 
+    def _refuse_known(self, name: str) -> None:
+        """Refuses a name that SQL cannot tell from that of a registered stream or table."""
+        if (other := _same_name(name, self._relations)) is not None:
+            raise StreamError("DUPLICATE_STREAM", f"a stream called {other!r} is registered already", _ANOTHER_NAME)
+
     def entry(self, name: str) -> QueryEntry | None:
         """A query as the catalog has it, once the engine has started with it."""
         catalog = self._catalog if self._run is None or self._admission is None else self._admission.now.catalog
@@ -667,6 +672,11 @@ def _guarded(driver: Driver, buckets: DataFrame, number: int) -> None:
     except Exception as error:
         driver.failure = driver.failure or translated(error)
         raise
+
+
+def _same_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is this one but for upper and lower case: by default, Spark does not tell them apart."""
+    return next((other for other in known if other.lower() == str(name).lower()), None)
 
 
 def _warn_of_recomputation(name: str, residual: Residual) -> None:

@@ -391,7 +391,7 @@ def test_a_ttl_is_text(spark: SparkSession) -> None:
 
 
 def test_what_is_needed_is_any_condition_over_a_row(session: SparkSession) -> None:
-    for needed in ("value % 2 = 0", "timestamp IS NULL OR `value` > 3 -- why not", "true", "CAST(NULL AS BOOLEAN)"):
+    for needed in ("value % 2 = 0", "timestamp IS NULL OR `value` > 3", "true", "CAST(NULL AS BOOLEAN)"):
         assert relation_of("s", rate(session), "1 day", needed).needed == needed
 
 

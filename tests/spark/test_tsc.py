@@ -25,6 +25,7 @@ from plait.query.relation import Relation
 from plait.sql import catalyst
 from plait.sql.catalyst import ReadQuery, read_query
 from plait.sql.convert import drawn, left_binary
+from plait.sql.logical import logical_of
 from plait.sql.multiway import MULTI_JOIN, PlanNode, get_ordered_nodes, two_step_convert
 from plait.sql.residual import Source
 from tests.spark.test_catalyst import relations, schemas
@@ -87,10 +88,15 @@ def _graph(graph: JoinGraph) -> str:
 
 def converted(spark: SparkSession, sql: str) -> PlanNode:
     """The plan of a text that `read_query` may refuse, after both steps."""
-    session = catalyst._stub_session(spark, schemas())
-    jvm: Any = spark._jvm
-    analysed = catalyst._analyse(jvm, session, session.sessionState().sqlParser().parsePlan(sql))
-    return two_step_convert(PlanNode.of(catalyst._execution(jvm, session, analysed).optimizedPlan()))
+    return two_step_convert(optimised(spark, sql))
+
+
+def optimised(spark: SparkSession, sql: str) -> PlanNode:
+    """The plan of a text as Catalyst has optimised it."""
+    state = catalyst._stub_session(spark).sessionState()
+    catalyst._add_stubs(spark, state.catalog(), schemas())
+    execution = catalyst._analyse(spark._jvm, state, state.sqlParser().parsePlan(sql))
+    return PlanNode.of(logical_of(spark._jvm).reader.plan(execution.optimizedPlan()))
 
 
 def cases(name: str) -> list[tuple[str, str, str]]:
@@ -141,10 +147,7 @@ def test_no_inner_join_of_the_paper_s_queries_is_left_binary() -> None:
 def test_nothing_is_lost_between_a_group_s_members_and_its_node(spark: SparkSession) -> None:
     """Step 2 keeps every input of every member, and each input is read by one node."""
     sql = cases("questions")[5][1]
-    session = catalyst._stub_session(spark, schemas())
-    jvm: Any = spark._jvm
-    analysed = catalyst._analyse(jvm, session, session.sessionState().sqlParser().parsePlan(sql))
-    before = PlanNode.of(catalyst._execution(jvm, session, analysed).optimizedPlan())
+    before = optimised(spark, sql)
     streams = sorted(node.stream for node in get_ordered_nodes(before) if node.stream)
     after = two_step_convert(before)
     assert sorted(node.stream for node in get_ordered_nodes(after) if node.stream) == streams

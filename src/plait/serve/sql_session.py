@@ -30,6 +30,7 @@ from plait.serve.sql_background import Background
 from plait.serve.sql_rows import RowWriter, converters
 from plait.serve.sql_show import SHOWN
 from plait.serve.sql_statements import HELP, Statement
+from plait.sql.parsed import tables_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,9 +47,11 @@ BESIDE = (
     "A query cannot be added to a running engine yet: this one runs on an engine of its own, beside it. "
     "(To have it in the pipeline: STOP, add it to the file, and use a new checkpoint.)"
 )
-_READ = re.compile(r"'UnresolvedRelation \[([^\]]*)\]")
-_CTES = re.compile(r"^\W*CTE \[([^\]]*)\]", re.MULTILINE)
-_WRITES = re.compile(r"^\W*(InsertInto\w*|OverwriteBy\w*|AppendData)", re.MULTILINE)
+TABLE_FUNCTIONS = frozenset((
+    "range", "explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack",
+    "json_tuple", "variant_explode", "variant_explode_outer",
+))  # fmt: skip
+"""Table-valued functions that only look at their arguments."""
 
 
 class Quit(Exception):
@@ -277,25 +280,26 @@ class Session:
         """The streams, tables and queries that a text reads."""
         from pyspark.errors import ParseException
 
-        session: Any = self.spark._jsparkSession
+        state: Any = self.spark._jsparkSession.sessionState()
+        known = (self.streams, self.tables, self.queries)
+        names = [spec.name for some in known for spec in some.values()]
         try:
-            tree = str(session.sessionState().sqlParser().parsePlan(sql).toString())
+            parsed = state.sqlParser().parsePlan(sql)
         except ParseException as error:
             raise QueryError("SYNTAX", _first_line(error), "correct the SQL text") from error
-        if _WRITES.search(tree):
-            raise QueryError("UNSUPPORTED", "INSERT cannot be run at the prompt", "write a SELECT")
-        own = {name.strip().lower() for names in _CTES.findall(tree) for name in names.split(",")}
-        read = dict.fromkeys(name.replace(", ", ".").lower() for name in _READ.findall(tree))
-        known = (self.streams, self.tables, self.queries)
+        found = tables_read(parsed, names, bool(state.conf().caseSensitiveAnalysis()), TABLE_FUNCTIONS)
+        read = dict.fromkeys(name.lower() for name in found)
         for name in read:
-            if name not in own and not any(name in names for names in known):
-                names = ", ".join(spec.name for some in known for spec in some.values())
+            if not any(name in some for some in known):
+                called = name.replace(", ", ".")
                 raise QueryError(
-                    "UNKNOWN_STREAM", f"no stream, table or query is called {name}", f"use one of: {names}"
+                    "UNKNOWN_STREAM",
+                    f"no stream, table or query is called {called}",
+                    f"use one of: {', '.join(names)}",
                 )
         streams = [self.streams[n].name for n in read if n in self.streams]
         tables = [self.tables[n].name for n in read if n in self.tables]
-        hidden = {*self.streams, *self.tables, *own}
+        hidden = {*self.streams, *self.tables}
         return streams, tables, [self.queries[n].name for n in read if n in self.queries and n not in hidden]
 
     # --- rows

@@ -3,10 +3,11 @@
 Catalyst parses, resolves names and types, inlines sub-queries and CTEs, pushes filters down, infers that keys are not
 NULL and simplifies; we only read what it arrives at.  The streams are represented by empty stubs, temporary views in a
 *cloned* session, so that they meet neither the user's views nor a streaming source; every column of a stub carries in
-its metadata which stream and column it is, and keeps that mark through all rewriting.
+its metadata which stream it is of, and keeps that mark through all rewriting.  The clone is made for every query, since
+functions and settings may have changed; the stubs are made once.
 
-Nothing is executed: a text that is not a query is refused before Spark could run it.  Cost: about 30 ms per stream
-for the stubs, 0.1–0.5 s for Catalyst, 0.1 ms per py4j call for reading the plan.
+Nothing is executed: a text that is not a query is refused before Spark could analyse it.  Cost, for three streams and
+once the JVM is warm: 40 calls of 0.1 ms, 10 ms for Catalyst, 2 ms for reading its plans; `benchmarks/reading.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.logger import PySparkLogger
@@ -29,21 +32,15 @@ from plait.query.relation import Relation
 from plait.sql import hints
 from plait.sql.closing import closing_of, readable_windows
 from plait.sql.convert import Converter, drawn, left_binary
-from plait.sql.expressions import Node, Printer, prints_faithfully, read, unprintable
+from plait.sql.expressions import Node, Printer, prints_faithfully, resolve, unprintable
 from plait.sql.graph_rules import Draft, build_graph
 from plait.sql.grouping import grouping_of
-from plait.sql.logical import Logical
+from plait.sql.logical import logical_of
 from plait.sql.maintain import Maintained
-from plait.sql.multiway import (
-    COLUMN_KEY,
-    STREAM_KEY,
-    MultiwayJoin,
-    PlanNode,
-    items,
-    two_step_convert,
-    written_inputs,
-)
-from plait.sql.refusals import always_false, refuse_constructs
+from plait.sql.multiway import MultiwayJoin, PlanNode, items, two_step_convert, written_inputs
+from plait.sql.parsed import refuse_expression, tables_read
+from plait.sql.plan_reader import STREAM_KEY
+from plait.sql.refusals import always_false, not_a_stream, refuse_constructs, unknown_stream
 from plait.sql.residual import Residual, Rows
 
 _DELAY_KEY = "spark.watermarkDelayMs"
@@ -71,6 +68,10 @@ _SETTINGS = {
     "spark.sql.optimizer.runtime.bloomFilter.enabled": "false",
     "spark.sql.optimizer.dynamicPartitionPruning.enabled": "false",
 }
+
+_STUBS: WeakKeyDictionary[SparkSession, dict[str, tuple[StructType, Any]]] = WeakKeyDictionary()
+"""The stubs that were made for a session, by stream, with the schema they were made for."""
+_MOST_STUBS = 256
 
 
 @dataclass(eq=False)
@@ -132,28 +133,47 @@ class _Reading:
                     raise unprintable(draft.printer.over_join(node))
         if above is None:
             return graph
-        jvm: Any = self.spark._jvm
-        return replace(graph, grouping=grouping_of(above, draft, jvm.PythonUtils.toSeq))
+        return replace(graph, grouping=grouping_of(above, draft))
 
 
 def read_query(
     spark: SparkSession, relations: Mapping[str, Relation], schemas: Mapping[str, StructType], name: str, sql: str
 ) -> ReadQuery:
     """A query over the registered streams, or a QueryError that says what cannot be run."""
+    session = _stub_session(spark)
+    with _active(spark, session):
+        return _read_query(spark, session, relations, schemas, name, sql)
+
+
+def _read_query(
+    spark: SparkSession,
+    session: Any,
+    relations: Mapping[str, Relation],
+    schemas: Mapping[str, StructType],
+    name: str,
+    sql: str,
+) -> ReadQuery:
     jvm: Any = spark._jvm
-    session = _stub_session(spark, schemas)
-    with _explained(sorted(relations), sql):
-        parsed = session.sessionState().sqlParser().parsePlan(sql)
+    logical = logical_of(jvm)
+    known = sorted(relations)
+    state = session.sessionState()
+    with _explained(known, sql):
+        parsed = state.sqlParser().parsePlan(sql)
+        case_sensitive = bool(state.conf().caseSensitiveAnalysis())
+        used = _streams_read(parsed, logical.reader.json(parsed), known, case_sensitive)
+        _add_stubs(spark, state.catalog(), {stream: schemas[stream] for stream in used})
         ttls = hints.read_ttls(parsed) if hints.NAME in sql.upper() else []
-        analysed = _analyse(jvm, session, hints.without_ttls(parsed, jvm.PythonUtils.toSeq) if ttls else parsed)
-        refuse_constructs(analysed)
-        written = written_inputs(analysed, sorted(relations))
-        logical = Logical(jvm)
-        optimised, windows = readable_windows(_execution(jvm, session, analysed).optimizedPlan(), logical)
-    plan = two_step_convert(PlanNode.of(optimised))
+        execution = _analyse(jvm, state, hints.without_ttls(parsed, logical.to_seq) if ttls else parsed)
+        analysed = execution.analyzed()
+        outline = logical.reader.outline(analysed)
+        refuse_constructs(analysed, outline)
+        written = written_inputs(outline.root, known)
+        optimised, windows = readable_windows(execution.optimizedPlan(), logical)
+    mirror = logical.reader.plan(optimised)
+    plan = two_step_convert(PlanNode.of(mirror))
     reading = _Reading(spark, session, sql, relations, dict(written), ttls)
-    columns = tuple(str(attribute.name()) for attribute in items(analysed.output()))
-    converter = Converter(name, logical, {first: i for i, (first, _) in enumerate(written)}, sorted(relations))
+    columns = tuple(column for _, column, _ in outline.root.output)
+    converter = Converter(name, logical, {first: i for i, (first, _) in enumerate(written)}, known)
     root = converter.recipe(plan)
     if not converter.sources:
         raise always_false()
@@ -168,7 +188,7 @@ def read_query(
         if source.maintained is not None:
             names = reading.names(source.join)
             source.closing = closing_of(source.maintained, source.join, names, relations, windows)
-    types = tuple(str(attribute.dataType().catalogString()) for attribute in items(optimised.output()))
+    types = tuple(kind for _, _, kind in mirror.root.output)
     output = tuple(zip(columns, types, strict=True))
     residual = Residual(spark, converter.logical, root, output, tuple(converter.notes), tuple(converter.sources))
     return ReadQuery(sql, {s.name: s.graph for s in converter.sources if s.graph is not None}, residual, stages)
@@ -185,6 +205,18 @@ def read_graph(
 def _plain(plan: Any) -> str:
     """A plan as Spark draws it, without the ids of expressions."""
     return re.sub(r"#\d+L?", "", str(plan.toString())).rstrip()
+
+
+def _streams_read(parsed: Any, text: str, known: list[str], case_sensitive: bool) -> list[str]:
+    """The registered streams that a parsed text names; it is refused if it names others, before any is opened."""
+    names = {name if case_sensitive else name.lower(): name for name in known}
+    found = []
+    for name in tables_read(parsed, known, case_sensitive, text=text):
+        stream = names.get(name if case_sensitive else name.lower())
+        if stream is None:
+            raise not_a_stream("", name.replace(", ", "."), known) if ", " in name else unknown_stream(name, known)
+        found.append(stream)
+    return found
 
 
 def _reads_back(spark: SparkSession, session: Any, draft: Draft, nodes: list[Node]) -> bool:
@@ -204,42 +236,81 @@ def _reads_back(spark: SparkSession, session: Any, draft: Draft, nodes: list[Nod
             plan = joined.selectExpr(texts).queryExecution().optimizedPlan()
     except (AnalysisException, ParseException):
         return False
-    again = [read(expression, known, to_seq) for expression in items(plan.expressions())]
+    mirror = logical_of(jvm).reader.plan(plan)
+    again = [resolve(written, known, to_seq) for _, written in mirror.root.expressions]
     return len(again) == len(nodes) and all(
         one.template == other.template and one.jvm.semanticEquals(other.jvm)
         for one, other in zip(nodes, again, strict=True)
     )
 
 
-def _stub_session(spark: SparkSession, schemas: Mapping[str, StructType]) -> Any:
+def _stub_session(spark: SparkSession) -> Any:
+    """A clone of the user's session, functions and settings included, in which stubs meet none of the user's views."""
     session = spark._jsparkSession.cloneSession()
+    settings = session.conf()
     for key, value in _SETTINGS.items():
-        session.conf().set(key, value)
-    # Every step down the JVM's packages is a call of its own.
-    jvm: Any = spark._jvm
-    from_json, no_rows = jvm.org.apache.spark.sql.types.DataType.fromJson, spark._jsc.emptyRDD()
-    for name, schema in schemas.items():
-        marked = StructType(
-            [StructField(f.name, f.dataType, f.nullable, {STREAM_KEY: name, COLUMN_KEY: f.name}) for f in schema.fields]
-        )
-        session.createDataFrame(no_rows, from_json(marked.json())).createOrReplaceTempView(name)
+        settings.set(key, value)
     return session
 
 
-def _analyse(jvm: Any, session: Any, parsed: Any) -> Any:
-    """The analysed plan with CTEs inlined: each of their uses then has columns of its own."""
-    analysed = _execution(jvm, session, parsed).analyzed()
+@contextmanager
+def _active(spark: SparkSession, session: Any) -> Iterator[None]:
+    """Makes a session the thread's active one meanwhile: Spark parses and prints by the active session's settings."""
+    sessions = logical_of(spark._jvm).sessions
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(session)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
+def _add_stubs(spark: SparkSession, catalog: Any, schemas: Mapping[str, StructType]) -> None:
+    """Puts temporary views of empty streams into the catalog of a cloned session."""
+    made = _STUBS.setdefault(spark, {})
+    for name, schema in schemas.items():
+        known = made.get(name)
+        if known is None or known[0] != schema:
+            while len(made) >= _MOST_STUBS:
+                del made[next(iter(made))]
+            known = made[name] = schema, _stub(spark, name, schema)
+        catalog.createTempView(name, known[1], True)
+
+
+def _stub(spark: SparkSession, name: str, schema: StructType) -> Any:
+    """A temporary view without rows, as a session's catalog holds it: making one takes longer than all of Catalyst."""
+    jvm: Any = spark._jvm
+    session = spark._jsparkSession.cloneSession()
+    marked = StructType([StructField(f.name, f.dataType, f.nullable, {STREAM_KEY: name}) for f in schema.fields])
+    kinds = jvm.org.apache.spark.sql.types.DataType.fromJson(marked.json())
+    session.createDataFrame(spark._jsc.emptyRDD(), kinds).createOrReplaceTempView(name)
+    return session.sessionState().catalog().getRawTempView(name).get()
+
+
+def _analyse(jvm: Any, state: Any, parsed: Any) -> Any:
+    """The execution of a plan, analysed with CTEs inlined: each of their uses then has columns of its own."""
+    execution = _execution(jvm, state, parsed)
+    analysed = execution.analyzed()
     if analysed.nodeName() != "WithCTE":
-        return analysed
+        return execution
     inline = jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE
-    return _execution(jvm, session, inline(True, False, False).apply(analysed)).analyzed()
+    return _execution(jvm, state, inline(True, False, False).apply(analysed))
 
 
-def _execution(jvm: Any, session: Any, plan: Any) -> Any:
-    skip = jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
-    return session.sessionState().executePlan(plan, skip)
+def _execution(jvm: Any, state: Any, plan: Any) -> Any:
+    return state.executePlan(plan, _skip(jvm))
 
 
+@lru_cache(maxsize=2)
+def _skip(jvm: Any) -> Any:
+    """Commands are not executed."""
+    return jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
+
+
+@lru_cache(maxsize=2)
 def reserved_words(jvm: Any) -> frozenset[str]:
     """The words that, unquoted, may mean something else than a column; a test tries all keywords."""
     words = jvm.org.apache.spark.sql.catalyst.util.SQLKeywordUtils.keywords()
@@ -285,12 +356,7 @@ def _explain(error: AnalysisException, known: list[str]) -> QueryError:
     condition = error.getCondition() or ""
     detail: dict[str, str] = error.getMessageParameters() or {}
     if condition.startswith("TABLE_OR_VIEW_NOT_FOUND"):
-        name = detail.get("relationName", "").replace("`", "")
-        return QueryError(
-            "UNKNOWN_STREAM",
-            f"no stream is called {name}",
-            f"register it with engine.stream(…), or use one of: {', '.join(known) or 'none registered yet'}",
-        )
+        return unknown_stream(detail.get("relationName", "").replace("`", ""), known)
     if condition.startswith(("UNRESOLVED_COLUMN", "UNRESOLVED_USING_COLUMN")):
         name = detail.get("objectName", detail.get("colName", "")).replace("`", "")
         close = detail.get("proposal", detail.get("suggestion", "")).replace("`", "")
@@ -355,15 +421,26 @@ def _check_needed(name: str, df: DataFrame, ttl: str | None, needed: str) -> Non
         raise StreamError("NEEDED", cause, 'give a TTL as well, for example ttl="7 days"')
     if not isinstance(needed, str):
         raise StreamError("NEEDED", f"needed of stream {name} is a {type(needed).__name__}, not SQL text", remedy)
-    session = _stub_session(df.sparkSession, {name: df.schema})
+    session = _stub_session(df.sparkSession)
+    state = session.sessionState()
+    parser = state.sqlParser()
+    _add_stubs(df.sparkSession, state.catalog(), {name: df.schema})
     try:
-        with _explained([], needed):
+        with _explained([], needed), _active(df.sparkSession, session):
+            refuse_expression(parser.parseExpression(needed))
+            _refuse_open_comment(parser, needed)
             analysed = session.table(name).filter(needed).queryExecution().analyzed()
-            refuse_constructs(analysed)
-            if analysed.subqueries().size():
-                raise QueryError("NEEDED", "it holds a sub-query, but a row is looked at by itself", remedy)
+            refuse_constructs(analysed, logical_of(df.sparkSession._jvm).reader.outline(analysed))
     except QueryError as error:
         cause = f"needed={needed!r} of stream {name}: {error.cause}"
         if error.code in ("UNKNOWN_COLUMN", "NON_DETERMINISTIC", "PYTHON_UDF"):
             raise StreamError(error.code, cause, error.remedy) from error
         raise StreamError("NEEDED", cause, remedy) from error
+
+
+def _refuse_open_comment(parser: Any, needed: str) -> None:
+    """Refuse a text that, put into a longer one, would make a comment of what follows it."""
+    try:
+        parser.parseExpression(f"({needed})")
+    except ParseException as error:
+        raise QueryError("NEEDED", "it ends in a comment, which would hide what follows it", "") from error

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.query.relation import Relation
-from plait.sql.expressions import SKIPPED, Node
+from plait.sql.expressions import Node
 from plait.sql.logical import Logical
 from plait.sql.maintain import Maintained
 from plait.sql.multiway import MultiwayJoin, items
+from plait.sql.plan_reader import SKIPPED
 
 _INTERNAL = "PreciseTimestampConversion"
 """Catalyst's own, in what it makes of `window(…)`; nobody can write it, and it cannot be printed as SQL."""

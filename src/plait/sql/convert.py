@@ -12,7 +12,7 @@ What is maintained, and what is made anew for every answer:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -59,7 +59,7 @@ class Converter:
     known: list[str]
     sources: list[Source] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    _made: list[tuple[Any, tuple[int, ...], Source]] = field(default_factory=list)
+    _made: list[tuple[Callable[[], Any], tuple[int, ...], Source]] = field(default_factory=list)
     """Parts of the plan, which of their columns are kept, and as what."""
     _read: dict[int, MultiwayJoin] = field(default_factory=dict)
 
@@ -69,9 +69,9 @@ class Converter:
             return kept
         if node.kind == MULTI_JOIN:
             join = self._join(node)
-            return self._rows(node.jvm, join, needed) if join.is_whole else self._split(node, join)
+            return self._rows(node, join, needed) if join.is_whole else self._split(node, join)
         if node.stream is not None:
-            return self._rows(node.jvm, scan(node, self.logical.to_seq), needed)
+            return self._rows(node, scan(node, self.logical.to_seq), needed)
         if not node.inputs and node.kind not in CONSTANT:
             raise not_a_stream(node.kind, None, self.known)
         if node.subqueries and node.kind not in WITH_SUBQUERIES:
@@ -79,7 +79,7 @@ class Converter:
         read = needed_below(node, needed)
         inputs = tuple(self.recipe(below, read) for below in node.inputs)
         if node.kind == "Filter" and isinstance(inputs[0], Rows):
-            inputs = (having(inputs[0], node.jvm.condition(), self.logical.to_seq),)
+            inputs = (having(inputs[0], node.mirror.expressions[0][1], self.logical.to_seq),)
         return Operator(node.jvm, inputs, tuple(self.recipe(below) for below in node.subqueries))
 
     def _join(self, node: PlanNode) -> MultiwayJoin:
@@ -110,7 +110,7 @@ class Converter:
             return None
         join = replace(join, questions=())
         # Two uses of an aggregate may differ in what is made of its values: what is kept of it is the same.
-        source = self._source(found.partial(node.jvm.child()).canonicalized(), (), join, found)
+        source = self._source(lambda: found.partial(node.jvm.child()), (), join, found)
         return Rows(source, tuple(items(node.jvm.output())), found, questions, among(questions))
 
     def _asked_of_groups(self, found: Maintained, below: PlanNode, join: MultiwayJoin) -> tuple[Asked, ...] | None:
@@ -118,7 +118,7 @@ class Converter:
 
         Then all rows of a group have a partner, or none has, and it does not matter when that is asked.
         """
-        outputs = dict(zip(attribute_ids(below.jvm.output()), join.outputs, strict=True))
+        outputs = dict(zip((id for id, _, _ in below.mirror.output), join.outputs, strict=True))
         columns: dict[Column, Any] = {}
         for grouping, slot in zip(found.groupings, found.slots, strict=False):
             kind = str(slot.dataType().catalogString()).partition("(")[0]
@@ -161,18 +161,21 @@ class Converter:
         partners = None if left is None else _partners(left, right, conditions, wanted=kind == "left semi")
         return Asked(question.join, stated, right, tuple(equal), partners)
 
-    def _rows(self, jvm: Any, join: MultiwayJoin, needed: frozenset[int] | None) -> Rows:
+    def _rows(self, node: PlanNode, join: MultiwayJoin, needed: frozenset[int] | None) -> Rows:
         """Rows that are kept, without the columns that nobody reads."""
-        output = jvm.output()
-        columns = tuple(i for i, id in enumerate(attribute_ids(output)) if needed is None or id in needed)
+        ids = [id for id, _, _ in node.mirror.output]
+        columns = tuple(i for i, id in enumerate(ids) if needed is None or id in needed)
         join = replace(join, outputs=tuple(join.outputs[i] for i in columns))
-        source = self._source(jvm.canonicalized(), columns, join, None)
+        source = self._source(lambda: node.jvm, columns, join, None)
+        output = node.jvm.output()
         return Rows(source, tuple(output.apply(i) for i in columns), None)
 
-    def _source(self, plan: Any, columns: tuple[int, ...], join: MultiwayJoin, kept: Maintained | None) -> Source:
+    def _source(
+        self, plan: Callable[[], Any], columns: tuple[int, ...], join: MultiwayJoin, kept: Maintained | None
+    ) -> Source:
         """A source for this part of the plan; one that is there already for an equal part serves both."""
         for other, others_columns, source in self._made:
-            if others_columns == columns and other.equals(plan):
+            if others_columns == columns and other().canonicalized().equals(plan().canonicalized()):
                 return source
         self._made.append((plan, columns, self._new(join, kept)))
         return self.sources[-1]
@@ -281,7 +284,11 @@ def drawn(node: PlanNode, depth: int = 0) -> Iterator[str]:
     if node.kind == MULTI_JOIN:
         assert node.group is not None
         questions = [m for m in node.group.members if m.join_type is not None and m.join_type.startswith("LEFT")]
-        streams = [below.stream or "…" for below in node.inputs if all(below.jvm != q.inputs[1].jvm for q in questions)]
+        streams = [
+            below.stream or "…"
+            for below in node.inputs
+            if all(below.mirror is not q.inputs[1].mirror for q in questions)
+        ]
         asked = "".join(f", then {str(q.join_type).lower()} join" for q in reversed(questions))
         yield f"{pad}{'Scan' if len(streams) == 1 else MULTI_JOIN} [{', '.join(streams)}]{asked}"
     elif node.stream is not None:

@@ -1,26 +1,29 @@
-"""Catalyst expressions as Python sees them: nodes read from the JVM once, and printed as canonical SQL text.
+"""Catalyst expressions as Python sees them: nodes resolved down to columns of the streams, and printed as SQL text.
 
-A `Node` mirrors a JVM expression whose attributes have been resolved down to columns of the streams: names that
-sub-queries gave are substituted, wrappers that only help Spark's code generator are skipped.  In the JVM every column
-is renamed to a token that no SQL text contains, so one call of `sql()` yields a template from which both renderings
-are made: over a stream's own columns (`upper(s)`), and over joined rows, where the column `s` of alias `b` is the one
-back-quoted name `b.s`.
+A `Node` is made of what `plan_reader` has read: names that sub-queries gave are substituted, so that every attribute is
+a column of a stream.  In its template, the SQL text, every column is a token that no SQL text contains; both renderings
+are made from it: over a stream's own columns (`upper(s)`), and over joined rows, where the column `s` of alias `b` is
+the one back-quoted name `b.s`.
 
-Cost: a handful of py4j calls (about 0.1 ms each) per node.  Nothing here imports pyspark; JVM objects are `Any`.
+Cost: no call of the JVM, unless a node is put into another plan or says what the reader does not write down.  Nothing
+here imports pyspark; JVM objects are `Any`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from plait.errors import QueryError
+from plait.sql.plan_reader import ID_MARK, UNKNOWN, Written
 
 _MARK = "\ue000"
 _TOKEN = re.compile(f"`{_MARK}(\\d+)\\.(\\d+)`")
+_ID = re.compile(f"`{ID_MARK}(\\d+)`")
+_BARE_ID = re.compile(f"{ID_MARK}(\\d+)")
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # Classes whose `sql()` is known to parse back to the same; others are read back once before they are trusted.
@@ -31,12 +34,6 @@ _FAITHFUL = frozenset((
     "Second",
 ))  # fmt: skip
 _COMPARING = ("EqualTo", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual")
-
-# Wrappers that tell Spark's code generator something and change no value that a join could see.
-SKIPPED = frozenset((
-    "Alias", "KnownFloatingPointNormalized", "NormalizeNaNAndZero", "KnownNotNull", "KnownNullable",
-    "KnownNotContainsNull", "PromotePrecision", "TempResolvedColumn",
-))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +47,46 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A resolved expression: its Catalyst class name, its arguments, and the JVM object."""
+    """A resolved expression: its Catalyst class name and its arguments."""
 
     name: str
     args: tuple[Node, ...]
-    jvm: Any = field(repr=False)
+    make: Callable[[], Any] = field(repr=False)
+    """Gives the JVM object."""
     column: Column | None = None
+    written: Written | None = field(default=None, repr=False)
+    """The expression before it was resolved."""
+    text: str | None = field(default=None, repr=False)
+    """The template, if it is known without asking the JVM."""
+    known_type: str | None = field(default=None, repr=False)
+
+    @cached_property
+    def jvm(self) -> Any:
+        """The resolved expression in the JVM."""
+        return self.make()
+
+    @property
+    def unresolved(self) -> Any:
+        """An expression in the JVM that differs from this one in its arguments only."""
+        return self.jvm if self.written is None else self.written.jvm
+
+    @cached_property
+    def value(self) -> Any:
+        """Of a constant: its value, as Python has it where it can."""
+        if self.written is not None and self.written.value is not UNKNOWN:
+            return self.written.value
+        value = self.unresolved.value()
+        return str(value.toString()) if self.type == "string" and value is not None else value
 
     @cached_property
     def type(self) -> str:
         """Spark's simple type string, never abbreviated."""
-        return str(self.jvm.dataType().catalogString())
+        return self.known_type or str(self.jvm.dataType().catalogString())
 
     @cached_property
     def template(self) -> str:
         """SQL text with a token in place of every column."""
-        return str(self.jvm.sql())
+        return str(self.jvm.sql()) if self.text is None else self.text
 
     @cached_property
     def leaves(self) -> frozenset[int]:
@@ -84,24 +105,36 @@ class Node:
             yield from arg.walk()
 
 
-def read(jvm: Any, known: Mapping[int, Node], to_seq: Any) -> Node:
-    """Mirror a JVM expression; `known` defines its attributes by expression id, `to_seq` makes Scala sequences."""
-    name = str(jvm.nodeName())
-    if name == "AttributeReference":
-        return known[jvm.exprId().id()]
-    children = jvm.children()
-    args = tuple(read(children.apply(i), known, to_seq) for i in range(children.size()))
-    if name in SKIPPED:
-        return args[0]
-    if args:
-        jvm = jvm.withNewChildren(to_seq([arg.jvm for arg in args]))
-    return Node(name, args, jvm)
+def resolve(written: Written, known: Mapping[int, Node], to_seq: Any) -> Node:
+    """The node of an expression; `known` defines its attributes by expression id, `to_seq` makes Scala sequences."""
+    if written.id is not None:
+        return known[written.id]
+    args = tuple(resolve(arg, known, to_seq) for arg in written.args)
+
+    def make() -> Any:
+        return written.jvm.withNewChildren(to_seq([arg.jvm for arg in args])) if args else written.jvm
+
+    text = written.sql
+    if text is not None and ID_MARK in text:
+        # An expression's text is made of its arguments' texts: what an attribute stands for can be put in its place.
+        text = _ID.sub(lambda match: known[int(match[1])].template, text)
+        text = _BARE_ID.sub(lambda match: known[int(match[1])].template.strip("`"), text)
+    return Node(written.name, args, make, None, written, text, written.type or None)
 
 
-def column_node(attribute: Any, column: Column, nil: Any) -> Node:
+def live(jvm: Any, column: Column | None = None) -> Node:
+    """The node of an attribute that is there in the JVM, as it is called there."""
+    return Node("AttributeReference", (), lambda: jvm, column)
+
+
+def column_node(attribute: Callable[[], Any], column: Column, kind: str, to_seq: Any) -> Node:
     """The node of a stream's column; in the JVM it is called by a token."""
-    named = attribute.withQualifier(nil).withName(f"{_MARK}{column.leaf}.{column.index}")
-    return Node("AttributeReference", (), named, column)
+    token = f"{_MARK}{column.leaf}.{column.index}"
+
+    def make() -> Any:
+        return attribute().withQualifier(to_seq([])).withName(token)
+
+    return Node("AttributeReference", (), make, column, None, f"`{token}`", kind)
 
 
 def conjuncts(node: Node) -> Iterator[Node]:

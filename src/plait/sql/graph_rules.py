@@ -91,7 +91,7 @@ class Draft:
 def push_filters(draft: Draft) -> None:
     """Conjuncts over one alias are its filter; those over none hold for every row or for none."""
     for node in draft.pending:
-        if not node.leaves and node.name == "Literal" and node.jvm.value() is not True:
+        if not node.leaves and node.name == "Literal" and node.value is not True:
             raise always_false()
         if len(node.leaves) <= 1 and node.name != "Literal":
             draft.filters[min(node.leaves, default=0)][draft.printer.over_stream(node)] = node

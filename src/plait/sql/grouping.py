@@ -8,7 +8,7 @@ from typing import Any
 from plait.query.decimals import digits
 from plait.query.graph import INTEGRAL
 from plait.query.grouping import COUNT, MAX, MIN, SUM, Grouping, GroupKey, GroupValue
-from plait.sql.expressions import Node, read
+from plait.sql.expressions import Node
 from plait.sql.graph_rules import Draft
 from plait.sql.maintain import Maintained, Part
 from plait.sql.multiway import items
@@ -19,7 +19,7 @@ _TIMES = ("date", "timestamp", "timestamp_ntz")
 _KEYS = (*INTEGRAL, *_TIMES, "boolean", "string")
 
 
-def grouping_of(kept: Maintained, draft: Draft, to_seq: Any) -> Grouping | None:
+def grouping_of(kept: Maintained, draft: Draft) -> Grouping | None:
     """What tasks make of joined rows, in the columns of partial rows; None if that needs Spark."""
     if any(condition.expr is None for condition in draft.conditions):
         return None
@@ -30,7 +30,7 @@ def grouping_of(kept: Maintained, draft: Draft, to_seq: Any) -> Grouping | None:
     translate = Translator(draft.column, may_fail=True)
 
     def read_node(jvm: Any) -> Node:
-        return read(jvm, known, to_seq)
+        return kept.logical.read(jvm, known)
 
     keys = [translate(read_node(jvm)) for jvm in kept.groupings]
     values = [_value(f"p{i}", part, read_node, translate) for i, part in enumerate(kept.parts)]
@@ -49,7 +49,7 @@ def _value(name: str, part: Part, read_node: Callable[[Any], Node], translate: T
     if made is None or expression.filter().isDefined() or function.children().size() != 1:
         return None
     node = read_node(function.children().apply(0))
-    if made == COUNT and node.name == "Literal" and node.jvm.value() is not None:
+    if made == COUNT and node.name == "Literal" and node.value is not None:
         return GroupValue(name, COUNT, None, part.type)
     argument = translate(node)
     if argument is None or not _is_same(made, argument.type, part.type):

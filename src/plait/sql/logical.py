@@ -6,11 +6,13 @@ gives columns of the same ids.  Nothing here imports pyspark; JVM objects are `A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import reduce
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, reduce
 from typing import Any
 
+from plait.sql.expressions import Node, resolve
 from plait.sql.multiway import items
+from plait.sql.plan_reader import PlanReader
 
 Rewrite = Callable[[Any], Any]
 """What an expression becomes; None leaves it to its arguments."""
@@ -29,10 +31,16 @@ class Logical:
         self._expressions = sql.catalyst.expressions
         self.aggregates = self._expressions.aggregate
         self.types = sql.types
+        self.sessions = jvm.SparkSession
         self.to_seq = jvm.PythonUtils.toSeq
         self._none = jvm.scala.Option.empty()
         self._some = jvm.scala.Some
         self._hint = self._plans.JoinHint.NONE()
+        self.reader = PlanReader(jvm)
+
+    def read(self, expression: Any, known: Mapping[int, Node]) -> Node:
+        """An expression as a node; `known` defines its attributes by expression id."""
+        return resolve(self.reader.expression(expression), known, self.to_seq)
 
     def alias(self, expression: Any, name: str, expr_id: Any = None) -> Any:
         """`expression AS name`, with a given id or a new one."""
@@ -121,3 +129,9 @@ class Logical:
         if all(new is old for new, old in zip(changed, children, strict=True)):
             return expression
         return expression.withNewChildren(self.to_seq(changed))
+
+
+@lru_cache(maxsize=2)
+def logical_of(jvm: Any) -> Logical:
+    """The operators of a JVM; looked up once, since every step down its packages is a call."""
+    return Logical(jvm)

@@ -23,11 +23,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from plait.sql.expressions import Column, Node, column_node, conjuncts, read
+from plait.sql.expressions import Column, Node, column_node, conjuncts, live, resolve
+from plait.sql.plan_reader import MirroredPlan, PlanMirror
 from plait.sql.refusals import not_a_stream
 
-STREAM_KEY = "plait.stream"
-COLUMN_KEY = "plait.column"
 MULTI_JOIN = "MultiJoin"
 CONSTANT = ("LocalRelation", "OneRowRelation", "Range", "EmptyRelation")
 """Leaves whose rows the plan itself knows."""
@@ -40,7 +39,7 @@ _ATTRIBUTE = re.compile(r"(.*)#(\d+)L?(?:-T\w+)?", re.DOTALL)
 class PlanNode:
     """A node of the execution plan: its Catalyst operator, what it reads, and what reads it."""
 
-    jvm: Any
+    mirror: PlanMirror
     kind: str
     inputs: list[PlanNode]
     subqueries: list[PlanNode]
@@ -51,31 +50,36 @@ class PlanNode:
     """Whether it certainly is, with all below it."""
 
     @staticmethod
-    def of(jvm: Any, deterministic: bool = False) -> PlanNode:
-        """Mirrors a plan."""
+    def of(plan: MirroredPlan) -> PlanNode:
+        """The nodes of a plan."""
+        return PlanNode._of(plan.root, plan.deterministic)
+
+    @staticmethod
+    def _of(mirror: PlanMirror, deterministic: bool) -> PlanNode:
         # Spark's word covers all below: only below what is not deterministic it is asked again.
-        deterministic = deterministic or bool(jvm.deterministic())
-        inputs = [PlanNode.of(child, deterministic) for child in items(jvm.children())]
-        subqueries = [PlanNode.of(plan, deterministic) for plan in items(jvm.subqueries())]
-        node = PlanNode(jvm, str(jvm.nodeName()), inputs, subqueries, deterministic=deterministic)
+        deterministic = deterministic or bool(mirror.jvm.deterministic())
+        inputs = [PlanNode._of(child, deterministic) for child in mirror.children]
+        subqueries = [PlanNode._of(plan, deterministic) for plan in mirror.subqueries]
+        node = PlanNode(mirror, mirror.kind, inputs, subqueries, deterministic=deterministic)
         for below in inputs:
             below.outputs.append(node)
         return node
 
-    @cached_property
+    @property
+    def jvm(self) -> Any:
+        """The operator itself, as the JVM has it."""
+        return self.mirror.jvm
+
+    @property
     def join_type(self) -> str | None:
         """`INNER`, `LEFT OUTER` …; None if it is no join."""
-        if self.kind != "Join":
-            return None
-        kind = self.jvm.joinType()
-        # EXISTS (…) below an OR: a column that says whether there is a partner.  It has no name in SQL.
-        return "EXISTENCE" if str(kind.toString()).startswith("ExistenceJoin") else str(kind.sql())
+        return self.mirror.join_type if self.kind == "Join" else None
 
-    @cached_property
+    @property
     def stream(self) -> str | None:
         """The stream it stands for, if it is one."""
         # Rows that the optimiser has proved away carry the stream's marks still: a relation without rows.
-        return None if self.inputs or self.kind in CONSTANT else stream_of(self.jvm)
+        return None if self.inputs or self.kind in CONSTANT else self.mirror.stream
 
     @cached_property
     def why_not_member(self) -> str | None:
@@ -174,51 +178,56 @@ def get_multi_join_node(node: PlanNode, done: dict[int, PlanNode]) -> PlanNode:
         else:
             inputs = [get_multi_join_node(below, done) for below in node.inputs]
             subqueries = [get_multi_join_node(below, done) for below in node.subqueries]
-            done[id(node)] = PlanNode(node.jvm, node.kind, inputs, subqueries, deterministic=node.deterministic)
+            done[id(node)] = PlanNode(node.mirror, node.kind, inputs, subqueries, deterministic=node.deterministic)
     return done[id(node)]
 
 
 def create_multi_join_node_by_group(group: MultiJoinGroup, done: dict[int, PlanNode]) -> PlanNode:
     """One node for a group."""
     inputs = [get_multi_join_node(below, done) for below in group.inputs]
-    return PlanNode(group.root.jvm, MULTI_JOIN, inputs, [], group=group)
+    return PlanNode(group.root.mirror, MULTI_JOIN, inputs, [], group=group)
 
 
 @dataclass(frozen=True, eq=False)
 class Columns(Sequence[Node]):
-    """The columns of an input; each is read from the JVM when it is first asked for, since few are used."""
+    """The columns of an input."""
 
     leaf: int
-    output: Any
-    names: tuple[str, ...]
-    ids: tuple[int, ...]
-    nil: Any
-    """An empty Scala sequence; None leaves the columns' names as they are, for the right side of a question."""
+    plan: PlanMirror
+    to_seq: Any
+    """Makes Scala sequences; None leaves the columns' names as they are, for the right side of a question."""
     _made: dict[int, Node] = field(default_factory=dict)
 
-    @staticmethod
-    def of(leaf: int, output: Any, nil: Any) -> Columns:
-        """All columns of an operator."""
-        written = list(_attributes(output))
-        return Columns(leaf, output, tuple(name for name, _ in written), tuple(id for _, id in written), nil)
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the columns are called."""
+        return tuple(name for _, name, _ in self.plan.output)
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        """Their expression ids."""
+        return tuple(id for id, _, _ in self.plan.output)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
-        if not 0 <= index < len(self.names):
+        if not 0 <= index < len(self.plan.output):
             raise IndexError(index)
         if index not in self._made:
-            attribute, column = self.output.apply(index), Column(self.leaf, index, self.names[index])
-            is_asked = self.nil is None
-            made = Node("AttributeReference", (), attribute) if is_asked else column_node(attribute, column, self.nil)
-            self._made[index] = made
+            self._made[index] = self._node(index)
         return self._made[index]
 
+    def _node(self, index: int) -> Node:
+        _, name, kind = self.plan.output[index]
+        if self.to_seq is None:
+            return live(self.plan.jvm.output().apply(index))
+        column = Column(self.leaf, index, name)
+        return column_node(lambda: self.plan.jvm.output().apply(index), column, kind, self.to_seq)
+
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.plan.output)
 
     def __iter__(self) -> Iterator[Node]:
-        # What a Sequence does of itself asks the JVM for one more than there are.
         return (self[index] for index in range(len(self)))
 
 
@@ -304,24 +313,25 @@ def multiway_join(node: PlanNode, order: dict[int, int], to_seq: Any) -> Multiwa
     converted = dict(zip(map(id, group.inputs), node.inputs, strict=True))
     asked = {id(m.inputs[1]): m for m in group.members if m.join_type in _ASKING}
     joined = [below for below in group.inputs if id(below) not in asked]
-    joined.sort(key=lambda below: order.get(first_id(below.jvm), len(order)))
+    joined.sort(key=lambda below: order.get(below.mirror.first_id, len(order)))
     known = Known()
     leaves = tuple(leaf_of(number, below, converted[id(below)], known, to_seq) for number, below in enumerate(joined))
     found: list[Node] = []
     questions: list[Question] = []
     for member in reversed(group.members):
+        expressions = member.mirror.expressions
         if member.kind == "Project":
-            for expression in items(member.jvm.projectList()):
-                known[expression.exprId().id()] = read(expression, known, to_seq)
+            for expr_id, written in expressions:
+                known[expr_id] = resolve(written, known, to_seq)
             continue
-        stated = member.jvm.condition() if member.kind == "Filter" else _condition(member.jvm)
+        stated = expressions[0][1] if expressions else None
         if member.join_type in _ASKING:
             right = member.inputs[1]
-            condition = None if stated is None else read(stated, _with_right(known, right), to_seq)
+            condition = None if stated is None else resolve(stated, _with_right(known, right), to_seq)
             questions.append(Question(member.jvm, condition, converted[id(right)]))
         elif stated is not None:
-            found += conjuncts(read(stated, known, to_seq))
-    outputs = tuple(read(attribute, known, to_seq) for attribute in items(group.root.jvm.output()))
+            found += conjuncts(resolve(stated, known, to_seq))
+    outputs = tuple(known[expr_id] for expr_id, _, _ in group.root.mirror.output)
     return MultiwayJoin(leaves, tuple(found), tuple(questions), outputs)
 
 
@@ -330,17 +340,13 @@ def _with_right(known: Known, right: PlanNode) -> Known:
     theirs = Known()
     theirs.update(known)
     theirs.inputs.update(known.inputs)
-    theirs.add(Columns.of(-1, right.jvm.output(), None))
+    theirs.add(Columns(-1, right.mirror, None))
     return theirs
-
-
-def _condition(join: Any) -> Any:
-    return join.condition().get() if join.condition().isDefined() else None
 
 
 def leaf_of(number: int, below: PlanNode, converted: PlanNode, known: Known, to_seq: Any) -> Leaf:
     """An input and its columns, which become `known`."""
-    columns = Columns.of(number, below.jvm.output(), to_seq([]))
+    columns = Columns(number, below.mirror, to_seq)
     known.add(columns)
     return Leaf(columns.ids[0] if columns.ids else -1, below.stream, columns, converted)
 
@@ -357,48 +363,30 @@ def connected_streams(join: MultiwayJoin) -> list[frozenset[int]]:
     return sorted(set(part.values()), key=min)
 
 
-def written_inputs(analysed: Any, known: list[str]) -> list[tuple[int, str]]:
+def written_inputs(analysed: PlanMirror, known: list[str]) -> list[tuple[int, str]]:
     """(id, name) of every input of an analysed plan, left to right; those of sub-queries in conditions come last.
 
     An input's name is the outermost alias that covers it and nothing else: what the text around it calls it.
     """
-    inner = [found for plan in items(analysed.subqueries()) for found in written_inputs(plan, known)]
+    inner = [found for plan in analysed.subqueries for found in written_inputs(plan, known)]
     return _written(analysed, known) + inner
 
 
-def _written(analysed: Any, known: list[str]) -> list[tuple[int, str]]:
-    kind = str(analysed.nodeName())
-    if kind == "LateralJoin":
-        return written_inputs(analysed.left(), known) + written_inputs(analysed.right().plan(), known)
-    children = list(items(analysed.children()))
+def _written(analysed: PlanMirror, known: list[str]) -> list[tuple[int, str]]:
+    children = analysed.children
+    if analysed.kind == "LateralJoin":
+        return written_inputs(children[0], known) + written_inputs(analysed.subqueries[0], known)
     if not children:
-        stream = stream_of(analysed)
-        if stream is None:
-            raise not_a_stream(kind, None, known)
-        return [(first_id(analysed), stream)]
-    if kind != "SubqueryAlias":
+        if analysed.stream is None:
+            raise not_a_stream(analysed.kind, None, known)
+        return [(analysed.first_id, analysed.stream)]
+    if analysed.kind != "SubqueryAlias":
         return [found for child in children for found in written_inputs(child, known)]
-    alias = str(analysed.alias())
-    below = list(items(children[0].children())) if children[0].nodeName() == "View" else children
-    if not list(items(below[0].children())) and stream_of(below[0]) is None:
-        raise not_a_stream(str(below[0].nodeName()), alias, known)
+    below = children[0].children if children[0].kind == "View" else children
+    if not below[0].children and below[0].stream is None:
+        raise not_a_stream(below[0].kind, analysed.alias, known)
     inputs = written_inputs(children[0], known)
-    return [(inputs[0][0], alias)] if len(inputs) == 1 else inputs
-
-
-def stream_of(leaf: Any) -> str | None:
-    """The stream a leaf stands for, by the mark on its first column; None if it is some other table."""
-    output = leaf.output()
-    if not output.size():
-        return None
-    metadata = output.apply(0).metadata()
-    return str(metadata.getString(STREAM_KEY)) if metadata.contains(STREAM_KEY) else None
-
-
-def first_id(leaf: Any) -> int:
-    """The expression id of the first column; it tells two occurrences of one stream apart.  −1 if it has none."""
-    output = leaf.output()
-    return int(output.apply(0).exprId().id()) if output.size() else -1
+    return [(inputs[0][0], str(analysed.alias))] if len(inputs) == 1 else inputs
 
 
 def items(sequence: Any) -> Iterator[Any]:

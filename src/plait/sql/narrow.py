@@ -13,22 +13,23 @@ from typing import Any
 from plait.query.expr import Call, ColumnRef
 from plait.query.narrowing import Among, Narrowing
 from plait.query.partners import has_plain_equality
-from plait.sql.expressions import Node, conjuncts, read
+from plait.sql.expressions import Node, conjuncts, live, resolve
 from plait.sql.native import Translator
+from plait.sql.plan_reader import Written
 from plait.sql.residual import Asked, Operator, Recipe, Rows
 
 
-def having(rows: Rows, condition: Any, to_seq: Any) -> Rows:
+def having(rows: Rows, condition: Written, to_seq: Any) -> Rows:
     """The groups of an aggregate below a filter."""
     if rows.maintained is None:
         return rows
-    known = {a.exprId().id(): Node("AttributeReference", (), a) for a in rows.attributes}
+    known = {a.exprId().id(): live(a) for a in rows.attributes}
 
     def column(node: Node) -> ColumnRef | None:
         return rows.group_column(node.jvm)
 
     translate = Translator(column, may_fail=True)
-    told = map(translate, conjuncts(read(condition, known, to_seq)))
+    told = map(translate, conjuncts(resolve(condition, known, to_seq)))
     narrowing = rows.narrowing
     # Catalyst adds `isnotnull` to what it is implied by.
     more = tuple(e for e in told if isinstance(e, Call) and e.op != "isnotnull")

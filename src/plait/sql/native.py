@@ -185,16 +185,13 @@ def literal(node: Node) -> Literal | None:
     """A constant that a task can hold, or None."""
     if node.type not in _LITERALS:
         return None
-    value = node.jvm.value()
-    if node.type == "string" and value is not None:
-        value = str(value.toString())
-    return Literal(value, node.type)
+    return Literal(node.value, node.type)
 
 
 def _decimal_literal(node: Node) -> Literal | None:
     if digits(node.type) is None:
         return None
-    value = node.jvm.value()
+    value = node.value
     return Literal(None if value is None else format(value.toJavaBigDecimal(), "f"), node.type)
 
 
@@ -224,25 +221,25 @@ def _widens_decimal(node: Node) -> bool:
 
 def interval(node: Node) -> tuple[int, int] | None:
     """A constant interval as (calendar days, microseconds); None if it has months or is no constant."""
-    if node.name != "Literal" or not node.type.startswith("interval") or node.jvm.value() is None:
+    if node.name != "Literal" or not node.type.startswith("interval") or node.value is None:
         return None
     if node.type == "interval":
-        period, duration = node.jvm.value().extractAsPeriod(), node.jvm.value().extractAsDuration()
+        period, duration = node.value.extractAsPeriod(), node.value.extractAsDuration()
         return None if period.toTotalMonths() else (int(period.getDays()), int(duration.toNanos()) // 1000)
     if re.search("year|month", node.type):
         return None
-    micros = int(node.jvm.value())
+    micros = int(node.value)
     days = abs(micros) // _DAY_US * (1 if micros > 0 else -1)
     return days, micros - days * _DAY_US
 
 
 def _fails_on_overflow(node: Node) -> bool:
-    return str(node.jvm.evalMode().toString()) == "ANSI"
+    return str(node.unresolved.evalMode().toString()) == "ANSI"
 
 
 def _has_fixed_zone(node: Node) -> bool:
     """Whether a day always has 24 hours for this operation: no time zone at all, or one without daylight saving."""
     if node.args[0].type == "timestamp_ntz":
         return True
-    zone = node.jvm.timeZoneId()
+    zone = node.unresolved.timeZoneId()
     return bool(zone.isDefined() and _FIXED_ZONE.fullmatch(zone.get()))

@@ -6,22 +6,21 @@ refusal shows the text and position of the construct, where Spark still knows th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from plait.errors import QueryError
+from plait.sql.plan_reader import MirroredPlan
 
-_CLASS = re.compile(r'"class":"org\.apache\.spark\.sql\.([\w.$]+)"')
-_OPERATORS = "catalyst.plans.logical."
+_OPERATORS = "org.apache.spark.sql.catalyst.plans.logical."
 _WELCOME = frozenset((
     "Project", "Filter", "Join", "LateralJoin", "SubqueryAlias", "View", "ResolvedHint", "LocalRelation",
     "OneRowRelation", "Range", "Aggregate", "Distinct", "Sort", "SortOrder", "GlobalLimit", "LocalLimit", "Offset",
     "Union", "Intersect", "Except", "Window", "WithWindowDefinition", "Expand", "Pivot", "Unpivot", "Generate",
     "WithCTE", "CTERelationDef", "CTERelationRef", "JoinHint", "UnresolvedHaving",
 ))  # fmt: skip
-_SUBQUERIES = ("Exists", "ListQuery", "ScalarSubquery", "LateralSubquery")
-_SELECT = "write a SELECT over registered streams"
+SUBQUERIES = ("Exists", "ListQuery", "ScalarSubquery", "LateralSubquery")
+SELECT = "write a SELECT over registered streams"
 _EARLIER = "apply it in the stream's DataFrame before registering the stream"
 
 # Class name → (code, what people call it, remedy); expressions first, since they name the construct best.
@@ -47,20 +46,20 @@ _BY_ARRIVAL = ("First", "Last", "AnyValue")
 """Aggregates that Spark calls deterministic, though they are not over rows in any order."""
 
 
-def refuse_constructs(analysed: Any) -> None:
+def refuse_constructs(analysed: Any, outline: MirroredPlan) -> None:
     """Raise a QueryError for the first construct in the analysed plan that has no meaning on streams."""
-    classes = [found.split("$")[0] for found in _CLASS.findall(analysed.toJSON())]
-    names = {found.rsplit(".", 1)[-1] for found in classes}
+    operators = list(outline.root.walk())
+    names = outline.names | {operator.kind for operator in operators}
     for name, reason in _REFUSED.items():
         if name in names:
             raise refusal(reason, _place(analysed, name))
     if any(name.endswith("Command") for name in names):
-        raise refusal(("UNSUPPORTED", "a command", _SELECT))
-    operators = {found.removeprefix(_OPERATORS) for found in classes if found.startswith(_OPERATORS)}
-    for name in sorted(operators - _WELCOME):
-        raise refusal_of(name)
-    # Reading the plan costs more than all of Catalyst's work: most queries need not be looked at closer.
-    if not analysed.deterministic() or names & {"GlobalLimit", *_BY_ARRIVAL}:
+        raise refusal(("UNSUPPORTED", "a command", SELECT))
+    for operator in operators:
+        if operator.class_name.startswith(_OPERATORS) and operator.kind not in _WELCOME:
+            raise refusal_of(operator.kind)
+    # Asking node by node takes long: most queries need not be looked at closer.
+    if not outline.deterministic or names & {"GlobalLimit", *_BY_ARRIVAL}:
         for node in _plans(analysed):
             _refuse_arbitrary(node)
 
@@ -70,7 +69,7 @@ def _refuse_arbitrary(node: Any) -> None:
     for expression in _items(node.expressions()):
         for part in () if expression.deterministic() else _expressions(expression):
             # What is wrong with a sub-query is found when its own plan is looked at.
-            if part.nodeName() in _SUBQUERIES or part.deterministic():
+            if part.nodeName() in SUBQUERIES or part.deterministic():
                 continue
             if all(child.deterministic() for child in _items(part.children())):
                 raise QueryError(
@@ -140,7 +139,7 @@ def _at(node: Any) -> str:
 
 def refusal_of(operator: str) -> QueryError:
     """The refusal of a logical operator by its class name."""
-    return refusal(_REFUSED.get(operator, ("UNSUPPORTED", operator, _SELECT)))
+    return refusal(_REFUSED.get(operator, ("UNSUPPORTED", operator, SELECT)))
 
 
 def refusal(reason: tuple[str, str, str], place: str = "") -> QueryError:
@@ -163,6 +162,15 @@ def not_a_stream(operator: str, name: str | None, known: list[str]) -> QueryErro
         "NOT_A_STREAM",
         f"{called} is not a registered stream",
         f"register its rows with engine.stream(…); known streams: {', '.join(known) or 'none'}",
+    )
+
+
+def unknown_stream(name: str, known: list[str]) -> QueryError:
+    """The refusal of a name that no registered stream or table has."""
+    return QueryError(
+        "UNKNOWN_STREAM",
+        f"no stream is called {name}",
+        f"register it with engine.stream(…), or use one of: {', '.join(known) or 'none registered yet'}",
     )
 
 
