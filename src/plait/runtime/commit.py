@@ -91,7 +91,7 @@ def _result(account: Collected, note: Mapping[str, object]) -> None:
     assert isinstance(rows, int)
     assert isinstance(files, list)
     account.rows_out[query] += rows
-    account.results += [ResultFile(**file) for file in files]
+    account.results += [ResultFile.from_json(file) for file in files]
 
 
 def _work(account: Collected, note: Mapping[str, object]) -> None:

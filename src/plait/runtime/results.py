@@ -19,7 +19,7 @@ import xxhash
 from plait.errors import StorageError
 from plait.query.plan import Emit
 from plait.runtime.frames import Partial
-from plait.state.files import Files, make_directory, storage_error, sync_directory
+from plait.state.files import PRIVATE, Files, beneath, create_file, make_directory, storage_error, sync_directory
 from plait.state.home import scratch_dir
 from plait.state.manifest import ResultFile
 from plait.state.remote import RemoteFiles
@@ -135,9 +135,9 @@ class ResultWriter:
         assert self.results is not None
         self._path = f"{results_folder(self.query)}/{uuid.uuid4().hex}.parquet"
         if self.results.local:
-            self._full = self.results.where(self._path)
-            make_directory(os.path.dirname(self._full), self.sync)
-            self._file = open(self._full, "xb")  # noqa: SIM115 - closed in close()
+            self._full = beneath(self.results.root, self._path)
+            make_directory(os.path.dirname(self._full), self.sync, PRIVATE)
+            self._file = create_file(self._full)
         else:
             handle, self._full = tempfile.mkstemp(prefix="plait-results-", dir=scratch_dir())
             self._file = open(handle, "wb")  # noqa: SIM115 - closed in close()

@@ -32,7 +32,7 @@ from plait.kernels import U64
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.plan import ARRIVED, HASH, Store
-from plait.state.files import storage_error, sync_directory
+from plait.state.files import inside, storage_error, sync_directory
 from plait.state.home import SegmentHome
 
 
@@ -78,9 +78,11 @@ class SegmentInfo:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> SegmentInfo:
-        """The inverse of `to_json`."""
-        return SegmentInfo(**value)
+    def from_json(value: dict[str, Any], where: str = "a segment's description") -> SegmentInfo:
+        """The inverse of `to_json`; `where` names the file it was read from in errors."""
+        info = SegmentInfo(**value)
+        inside(info.path, where)
+        return info
 
 
 class Tee:
