@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,20 @@ OUTSIDE = (
     "/etc/passwd", "../x", "a/../../x", "..", ".", "a/./b", "", "a//b", "a/", "/", "a\\..\\b", "c:/x", "file:/x",
     "a\0b", "a\nb", "x" * 300, None, 7, ["a"],
 )  # fmt: skip
+
+
+USES: tuple[Callable[[Files, str], object], ...] = (
+    lambda files, name: files.read(name),
+    lambda files, name: list(files.blocks(name)),
+    lambda files, name: files.delete(name),
+    lambda files, name: files.delete_older(name, 1e12),
+    lambda files, name: files.delete_tree(name),
+    lambda files, name: files.put_if_absent(name, b""),
+    lambda files, name: files.replace(name, b""),
+    lambda files, name: files.move("plait.json", name),
+    lambda files, name: files.make_directory(name),
+    lambda files, name: files.where(name),
+)
 
 
 @pytest.fixture
@@ -95,20 +109,9 @@ def test_compacting_a_crafted_checkpoint_touches_nothing_outside_of_it(made: Pat
 @pytest.mark.parametrize("name", ["../precious", "/precious", "a/../../precious", "a//b", "."])
 def test_no_tree_opens_or_deletes_such_a_name(made: Path, remote: Files, name: str) -> None:
     for files in (LocalFiles(str(made), sync=False), remote):
-        for use in (
-            lambda: files.read(name),
-            lambda: list(files.blocks(name)),
-            lambda: files.delete(name),
-            lambda: files.delete_older(name, 1e12),
-            lambda: files.delete_tree(name),
-            lambda: files.put_if_absent(name, b""),
-            lambda: files.replace(name, b""),
-            lambda: files.move("plait.json", name),
-            lambda: files.make_directory(name),
-            lambda: files.where(name),
-        ):
+        for use in USES:
             with pytest.raises(CorruptionError, match="PATH_OUTSIDE"):
-                use()
+                use(files, name)
     with pytest.raises(CorruptionError, match="PATH_OUTSIDE"):
         SegmentHome(str(made / "state")).delete(name)
     assert (made.parent / "precious").exists()

@@ -105,8 +105,8 @@ def create_file(path: str) -> BinaryIO:
     return open(path, "x+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))
 
 
-def make_private(path: str) -> None:
-    """Shut a directory or file of this user to others; one of another user is left as it is."""
+def make_private(path: str | int) -> None:
+    """Shut a directory or file of this user, or an open one, to others; another user's is left as it is."""
     found = os.stat(path)
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         os.chmod(path, stat.S_IMODE(found.st_mode) & ~0o077)
