@@ -17,6 +17,7 @@ from plait.errors import PlaitError
 from plait.runtime import commit as commits
 from plait.runtime.answers import Answer
 from plait.runtime.failures import sink_failed, translated
+from plait.runtime.offsets import remove_torn
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Parquet, Sink
 from plait.state.manifest import Manifest, ResultFile
@@ -66,6 +67,7 @@ def catch_up(driver: Driver) -> None:
     """The answers of the last epoch that have not arrived: the process died, or was stopped, before they had."""
     last = driver.checkpoint.log.last()
     _claim(driver, ran=last is not None)
+    remove_torn(driver.checkpoint)
     manifest = None if last is None else driver.checkpoint.log.read(last)
     if manifest is not None:
         _answer(driver, manifest, driver.rows, {})

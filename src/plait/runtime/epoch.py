@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-import xxhash
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.config import Config
@@ -32,6 +31,7 @@ from plait.runtime.deliver import arrive, deliver
 from plait.runtime.exchange import SCHEMA, exchange, planned
 from plait.runtime.faults import reached
 from plait.runtime.memory import compress_above, task_memory
+from plait.runtime.offsets import make_durable, same_source, source_digest
 from plait.runtime.passes import arriving
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Sink
@@ -261,11 +261,12 @@ def commit(epoch: Epoch) -> None:
     seen = dict(driver.live.max_event_ms)
     for relation, event in account.max_event_ms.items():
         seen[relation] = max(event, seen.get(relation, event))
+    make_durable(driver.checkpoint, epoch.number)
     manifest = Manifest(
         epoch=epoch.number,
         token=driver.checkpoint.token,
         plan=driver.plan.digest,
-        source=_source_digest(driver.checkpoint, epoch.number),
+        source=source_digest(driver.checkpoint.files, epoch.number),
         clock_us=task.clock_us,
         watermark_ms=commits.watermark(driver.plan, seen, driver.live.watermark_ms, driver.watermark_policy),
         max_event_ms=seen,
@@ -401,16 +402,9 @@ def _with_snapshot(manifest: Manifest, after: LiveState) -> Manifest:
     return replace(manifest, snapshot=tuple(info for infos in after.segments.values() for info in infos))
 
 
-def _source_digest(checkpoint: Checkpoint, number: int) -> str:
-    """Ties the manifest to the very offsets Spark logged for this epoch."""
-    offsets = checkpoint.files.read(f"spark/offsets/{number}")
-    return "" if offsets is None else xxhash.xxh3_128_hexdigest(offsets)
-
-
 def _same_input(epoch: Epoch, done: Manifest) -> None:
     """A replayed epoch must be the one that was committed; a tampered Spark checkpoint would lose or repeat rows."""
-    now = _source_digest(epoch.driver.checkpoint, epoch.number)
-    if done.source and now != done.source:
+    if not same_source(epoch.driver.checkpoint.files, epoch.number, done.source):
         raise CheckpointError(
             "OFFSETS_CHANGED",
             f"epoch {epoch.number} was committed with other source offsets than Spark replays now",

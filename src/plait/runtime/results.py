@@ -55,12 +55,6 @@ def results_folder(query: str) -> str:
     return hashlib.sha256(query.encode()).hexdigest()[:16]
 
 
-def sync_file(path: str) -> None:
-    """Makes the bytes of a file durable that another process has written."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
 def sync_results(directory: str, path: str) -> None:
     """Makes the name of a result file durable; its query's folder may be new as well."""
     sync_directory(os.path.dirname(os.path.join(directory, path)))

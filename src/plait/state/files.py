@@ -100,6 +100,12 @@ def sync_directory(path: str) -> None:
         os.close(handle)
 
 
+def sync_file(path: str) -> None:
+    """Makes the bytes of a file durable that another process has written."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def create_file(path: str) -> BinaryIO:
     """A new file, this user's alone, to write and read; a name that exists is refused, a link too."""
     return open(path, "x+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))
