@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.runtime import commit as commits
@@ -90,6 +90,14 @@ class Disk:
                 Path(path).write_bytes(data)
 
 
+class Unlimited(Pair):
+    """Streams that give all their files in one epoch."""
+
+    def frames(self) -> dict[str, DataFrame]:
+        read = self.spark.readStream
+        return {name: read.schema(s.schema).parquet(s.directory) for name, s in (("a", self.a), ("b", self.b))}
+
+
 def cut_at(pair: Pair, point: str, epoch: int, torn: bool) -> None:
     """Runs until the power goes at a point of an epoch, and leaves what the disk has."""
     view: list[dict[str, bytes | None]] = []
@@ -103,8 +111,9 @@ def cut_at(pair: Pair, point: str, epoch: int, torn: bool) -> None:
         disk = Disk(pair.checkpoint, patch)
         for module in (commits, epochs):
             patch.setattr(module, "reached", reached)
-        with pair.engine() as engine, pytest.raises(plait.PlaitError):
+        with pair.engine() as engine, pytest.raises(plait.PlaitError) as caught:
             run_epochs(engine)
+    assert view, f"something else has happened: {caught.value}"
     disk.restore(view[0])
 
 
@@ -122,6 +131,17 @@ def test_a_power_cut_after_any_commit_loses_and_doubles_nothing(
     pair.arrive()
     assert pair.run() == [10, 11, 12, 13, 14]
     assert pair.run() == []
+
+
+def test_more_that_arrives_after_the_cut_is_no_part_of_the_epoch_that_was_committed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pair = Unlimited(spark, tmp_path).arrive(2)
+    for epoch in range(3):
+        cut_at(pair, "commit.3", epoch, torn=False)
+        # Planned again, the epoch would have these rows too.
+        pair.arrive(2)
+    assert pair.run() == [3]
 
 
 def test_without_sync_an_epoch_that_spark_plans_again_goes_on_if_it_is_the_same_and_is_refused_if_not(

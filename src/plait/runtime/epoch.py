@@ -136,6 +136,8 @@ class Epoch:
     dropped: list[SegmentInfo] = field(default_factory=list)
     account: commits.Collected = field(default_factory=commits.Collected)
     manifest: Manifest | None = None
+    await_durable: Callable[[], None] = lambda: None
+    """Waits until what the commit relies on of Spark's logs is durable."""
 
 
 def refuse_gap(checkpoint: Checkpoint) -> None:
@@ -180,6 +182,7 @@ def run_epoch(driver: Driver, buckets: DataFrame, number: int) -> None:
 def prepare(epoch: Epoch) -> None:
     """Fixes what the epoch works on: tasks, clock, live segments, and the merges it does on the way."""
     driver = epoch.driver
+    epoch.await_durable = make_durable(driver.checkpoint, epoch.number)
     if driver.last_work is None:
         driver.last_work = _expected_work(epoch)
     live, plan = driver.live, driver.plan
@@ -261,7 +264,7 @@ def commit(epoch: Epoch) -> None:
     seen = dict(driver.live.max_event_ms)
     for relation, event in account.max_event_ms.items():
         seen[relation] = max(event, seen.get(relation, event))
-    make_durable(driver.checkpoint, epoch.number)
+    epoch.await_durable()
     manifest = Manifest(
         epoch=epoch.number,
         token=driver.checkpoint.token,

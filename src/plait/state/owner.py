@@ -15,7 +15,7 @@ import os
 import socket
 from dataclasses import asdict, dataclass
 
-from plait.errors import CorruptionError
+from plait.errors import CorruptionError, without_secrets
 from plait.state.files import RESTORE, Files
 from plait.state.manifest import seal, unseal
 
@@ -58,7 +58,7 @@ class Owner:
 def owner_of(files: Files, name: str, query: str = "") -> Owner:
     """Who the checkpoint in `files` with the id `name` is."""
     inode = os.stat(files.where(IDENTITY)).st_ino if files.local else None
-    return Owner(name, files.root, inode, socket.gethostname(), query)
+    return Owner(name, without_secrets(files.root), inode, socket.gethostname(), query)
 
 
 def claim(rest: Files, name: str, mine: Owner, take_over: bool = False) -> Owner | None:
