@@ -180,7 +180,10 @@ class Checkpoint:
     def _own(self, rest: Files, take_over: bool) -> None:
         """The segments in `rest` belong to this checkpoint, or it is refused."""
         if rest.local:
-            self._locks.append(locked(rest, OWNER_LOCK))
+            try:
+                self._locks.append(locked(rest, OWNER_LOCK))
+            except OSError as error:
+                raise storage_error("STATE", rest.root, error) from error
         other = claim(rest, OWNER, owner_of(self.files, self.id), take_over)
         if other is not None:
             gone = "" if other.stands_beside(owner_of(self.files, self.id)) else ", which is not to be seen from here"

@@ -66,8 +66,10 @@ def claim(rest: Files, name: str, mine: Owner, take_over: bool = False) -> Owner
 
     With `take_over` it belongs to `mine` afterwards, unless the other one still stands where it stood.
     """
-    rest.put_if_absent(name, _encoded(mine))
-    found = _decoded(rest.read(name) or b"", rest.where(name))
+    if (data := rest.read(name)) is None:
+        rest.put_if_absent(name, _encoded(mine))
+        data = rest.read(name)
+    found = _decoded(data or b"", rest.where(name))
     if found == mine:
         return None
     if not found.is_one_with(mine) and not (take_over and not found.stands_beside(mine)):
