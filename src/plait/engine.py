@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import secrets
 import shutil
 import tempfile
 import warnings
@@ -698,12 +699,17 @@ def _no_rows() -> DataFrame:
 
 
 def _verified_dir(checkpoint: Checkpoint) -> str:
-    """Where this run notes, on every host, which segments it has verified."""
-    return os.path.join(tempfile.gettempdir(), f"plait-{os.getuid()}-{checkpoint.id}-{checkpoint.token}")
+    """Where this run notes, on every host, which segments it has verified: a name that nobody can guess."""
+    return f"{_verified_prefix(checkpoint)}{checkpoint.token}-{secrets.token_hex(16)}"
+
+
+def _verified_prefix(checkpoint: Checkpoint) -> str:
+    return os.path.join(tempfile.gettempdir(), f"plait-{os.geteuid()}-{checkpoint.id}-")
 
 
 def _forget_verified(checkpoint: Checkpoint) -> None:
     """Removes the notes of this run, and of those before it that were killed."""
-    prefix = _verified_dir(checkpoint).removesuffix(str(checkpoint.token))
-    for folder in glob.glob(f"{glob.escape(prefix)}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+    for folder in glob.glob(f"{glob.escape(_verified_prefix(checkpoint))}*"):
+        with contextlib.suppress(OSError):
+            if os.lstat(folder).st_uid == os.geteuid():
+                shutil.rmtree(folder, ignore_errors=True)

@@ -15,15 +15,38 @@ people read the sentence and programs read the code.
 
 >>> str(QueryError("CROSS_PRODUCT", "a and b share no equality", "add a.k = b.k"))
 '[CROSS_PRODUCT] a and b share no equality — add a.k = b.k'
+
+What is quoted from services and files may hold credentials in URLs; no error shows them.
+
+>>> PlaitError("X", "https://me:secret@host/a?sig=abc does not answer").cause
+'https://host/a?… does not answer'
 """
 
 from __future__ import annotations
+
+import re
+
+_USER = re.compile(
+    # A name and a password; the password may hold a slash, as keys of S3 do, if it is not a port.
+    r"(?<=://)[^\s/@:'\"]*:(?:[^\s/@'\"]*|(?!\d+/)[^\s@'\"]*)@"
+)
+_QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*\?)[^\s'\")>\]]+")
+
+
+def without_secrets(text: str) -> str:
+    """A text without what may be a secret in its URLs: names with passwords, and query strings, which may be signed.
+
+    >>> without_secrets("abfss://container@account/x and s3://key:a/b+c@bucket/x and http://host:80/a@b")
+    'abfss://container@account/x and s3://bucket/x and http://host:80/a@b'
+    """
+    return _QUERY.sub(r"\1…", _USER.sub("", text)) if "://" in text else text
 
 
 class PlaitError(Exception):
     """The root: `code` for programs, `cause` and `remedy` for people."""
 
     def __init__(self, code: str, cause: str, remedy: str = "") -> None:
+        cause = without_secrets(cause)
         super().__init__(f"[{code}] {cause}" + (f" — {remedy}" if remedy else ""))
         self.code = code
         self.cause = cause

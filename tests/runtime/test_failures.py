@@ -98,3 +98,31 @@ def test_a_sink_is_quoted() -> None:
     assert error.code == "SINK_FAILED"
     assert error.cause == "the sink of query 'q' failed in epoch 3: ValueError: closed"
     assert sink_failed("q", 3, KeyError()).cause.endswith("epoch 3: KeyError")
+
+
+def test_a_missing_source_file_is_not_answered_by_ignoring_missing_files() -> None:
+    # Spark would then skip missing result files as well.
+    error = translated(RuntimeError(GONE))
+    assert error.code == "SOURCE_MISSING"
+    assert "ignoreMissingFiles" not in error.remedy
+    assert "same name" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("quoted", "shown"),
+    [
+        ("PUT s3://AKIA:se/cr+et@bucket/x failed", "PUT s3://bucket/x failed"),
+        ("PUT https://user:secret@host:443/x failed", "PUT https://host:443/x failed"),
+        ("GET 'https://host/x?X-Amz-Signature=secret&y=1' failed", "GET 'https://host/x?…' failed"),
+        ("GET (https://host/x?sig=secret) failed", "GET (https://host/x?…) failed"),
+        ("webhdfs://user@host:9870/a@b is gone", "webhdfs://user@host:9870/a@b is gone"),
+        ("abfss://container@account.dfs.core.windows.net/x", "abfss://container@account.dfs.core.windows.net/x"),
+        ("what is this? ask: a@b", "what is this? ask: a@b"),
+    ],
+)
+def test_no_error_quotes_credentials(quoted: str, shown: str) -> None:
+    assert PlaitError("X", quoted).cause == shown
+    assert "secret" not in str(StorageError("X", quoted))
+    error = translated(RuntimeError(f"java.io.IOException: {quoted}"))
+    assert shown in error.cause
+    assert shown in sink_failed("q", 1, RuntimeError(quoted)).cause

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -151,7 +150,7 @@ def test_a_function_that_raises_is_quoted_and_gets_the_epoch_again(spark: SparkS
 
 
 def test_a_sink_that_cannot_be_written_gets_the_epoch_again(spark: SparkSession, tmp_path: Path) -> None:
-    pair = Pair(spark, tmp_path).arrive()
+    pair = Pair(spark, tmp_path)
     target = tmp_path / "out"
     target.write_text("a file, not a directory")
 
@@ -164,7 +163,17 @@ def test_a_sink_that_cannot_be_written_gets_the_epoch_again(spark: SparkSession,
     with pytest.raises(StorageError) as caught:
         attempt()
     assert str(target) in told(caught.value, "SINK_UNWRITABLE").cause
+    assert not list((pair.checkpoint / "log").iterdir()), "it is found before anything is run"
     target.unlink()
+    assert attempt().count() == 0
+    # Something is in the way of a file.
+    pair.arrive()
+    obstacle = target / f"epoch-{0:012d}-0000.parquet"
+    obstacle.mkdir()
+    with pytest.raises(StorageError) as caught:
+        attempt()
+    assert str(target) in told(caught.value, "SINK_UNWRITABLE").cause
+    obstacle.rmdir()
     # What waits to be delivered is checked before it is.
     result = next((pair.checkpoint / "results").rglob("*.parquet"))
     good = result.read_bytes()
@@ -172,7 +181,7 @@ def test_a_sink_that_cannot_be_written_gets_the_epoch_again(spark: SparkSession,
     with pytest.raises(CorruptionError) as corrupt:
         attempt()
     assert result.name in told(corrupt.value, "RESULT_CORRUPT").cause
-    assert not target.exists()
+    assert not list(target.glob("epoch-*"))
     result.write_bytes(good)
     assert bag(attempt().toArrow()) == pair.expected()
 
@@ -205,7 +214,8 @@ def _entangle(path: Path) -> None:
 
 
 def _format_of_tomorrow(path: Path) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    kind, _, rest = path.read_bytes().split(b" ", 2)
+    path.write_bytes(b" ".join((kind, b"99", rest)))
 
 
 @pytest.mark.parametrize(

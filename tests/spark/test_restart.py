@@ -127,17 +127,14 @@ def test_other_offsets_than_those_committed_are_refused(made: Pair, tmp_path: Pa
     forget("offsets/2", "commits/2")
     assert "epoch 2" in pair.refused("OFFSETS_CHANGED").cause
     restore()
-    # Spark would begin from the beginning.
-    shutil.rmtree(pair.checkpoint / "spark")
-    assert "epoch 0" in pair.refused("OFFSETS_CHANGED").cause
-    restore()
     # The same epoch, but with the offsets of another.
     forget("commits/2")
     offsets = pair.checkpoint / "spark" / "offsets"
     (offsets / ".2.crc").unlink(missing_ok=True)
     (offsets / "2").write_bytes((offsets / "1").read_bytes())
     assert "epoch 2" in pair.refused("OFFSETS_CHANGED").cause
-    restore()
+    # Spark begins from the beginning, and plans the same epochs again: what is committed is not computed twice.
+    shutil.rmtree(pair.checkpoint / "spark")
     assert pair.run() == [3]
 
 

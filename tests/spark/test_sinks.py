@@ -85,8 +85,9 @@ def test_every_sink_gets_every_epoch_once_and_recognises_it_when_it_comes_again(
         assert [f"epoch {n} " in printed for n in range(4)] == [True, True, True, False]
         assert "only showing top 1 row" in printed
         files = sorted(os.listdir(target))
-        assert {name.split("-")[1] for name in files} == {f"{n:012d}" for n in (0, 2)}
-        assert all(name.endswith(".parquet") for name in files)
+        shown = [name for name in files if name[0] not in "._"]
+        assert {name.split("-")[1] for name in shown} == {f"{n:012d}" for n in (0, 2)}
+        assert all(name.endswith(".parquet") for name in shown)
 
     forget_last_epoch(tmp_path)
     engine, handles, progress = start()
@@ -97,6 +98,35 @@ def test_every_sink_gets_every_epoch_once_and_recognises_it_when_it_comes_again(
         for name in ("kept", "remembered", "written"):
             assert bag(handles[name].results().collect()) == everything, name
         assert progress == []
+
+
+def test_a_parquet_directory_belongs_to_one_query_of_one_checkpoint(
+    spark: SparkSession, tmp_path: Path, streams: dict[str, ScriptedStream]
+) -> None:
+    target = str(tmp_path / "out")
+
+    def start(base: Path, *names: str) -> Bag:
+        with engine_on(spark, base, streams) as engine:
+            for name in names:
+                engine.query(name, JOIN).sink("parquet", path=target)
+            run_epochs(engine)
+            return bag(plait.QueryHandle(engine, names[0]).results().collect())
+
+    with pytest.raises(plait.CheckpointError, match=r"SINK_OWNED.*query 'one'"):
+        start(tmp_path / "both", "one", "two")
+    with pytest.raises(plait.CheckpointError, match="SINK_OWNED"):
+        start(tmp_path / "single", "one")
+    for name in os.listdir(target):
+        os.unlink(os.path.join(target, name))
+    assert start(tmp_path / "single", "one") == bag(EXPECTED)
+    assert start(tmp_path / "single", "one") == bag(EXPECTED)
+    with pytest.raises(plait.CheckpointError, match="SINK_OWNED"):
+        start(tmp_path / "another", "one")
+    # As a version wrote it that left no owner: whoever has run goes on, whoever has not is refused.
+    os.unlink(os.path.join(target, "_plait_owner.json"))
+    with pytest.raises(plait.CheckpointError, match=r"SINK_OWNED.*not run yet"):
+        start(tmp_path / "another", "one")
+    assert start(tmp_path / "single", "one") == bag(EXPECTED)
 
 
 def test_results_are_empty_but_typed_before_anything_happened(

@@ -120,7 +120,7 @@ def _result(account: Collected, note: Mapping[str, object]) -> None:
     assert isinstance(rows, int)
     assert isinstance(files, list)
     account.rows_out[query] += rows
-    account.results += [ResultFile(**file) for file in files]
+    account.results += [ResultFile.from_json(file) for file in files]
 
 
 def _work(account: Collected, note: Mapping[str, object]) -> None:
@@ -171,11 +171,15 @@ def commit(checkpoint: Checkpoint, live: LiveState, manifest: Manifest) -> LiveS
 def deliver(
     checkpoint: Checkpoint, manifest: Manifest, sinks: Mapping[str, Callable[[int, list[ResultFile]], None]]
 ) -> None:
-    """Steps 4 and 5: every sink without a receipt gets the epoch's rows, then the receipt is written."""
+    """Steps 4 and 5: every sink without a receipt gets the epoch's rows, then the receipt is written.
+
+    A driver that another has taken over from calls no sink: the other one does, or did.
+    """
     done = checkpoint.log.receipt(manifest.epoch)
     for query, sink in sinks.items():
         if query in done:
             continue
+        checkpoint.check_fence()
         sink(manifest.epoch, [file for file in manifest.results if file.query == query])
         reached("commit.4", manifest.epoch)
         done = done | {query}

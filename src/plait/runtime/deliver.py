@@ -17,9 +17,11 @@ from plait.errors import PlaitError
 from plait.runtime import commit as commits
 from plait.runtime.answers import Answer
 from plait.runtime.failures import sink_failed, translated
+from plait.runtime.offsets import remove_torn
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Parquet, Sink
 from plait.state.manifest import Manifest, ResultFile
+from plait.state.owner import owner_of
 
 if TYPE_CHECKING:
     from plait.runtime.epoch import Driver, Epoch
@@ -77,9 +79,19 @@ def deliver_joined(
 def catch_up(driver: Driver) -> None:
     """The answers of the last epoch that have not arrived: the process died, or was stopped, before they had."""
     last = driver.checkpoint.log.last()
+    _claim(driver, ran=last is not None)
+    remove_torn(driver.checkpoint)
     manifest = None if last is None else driver.checkpoint.log.read(last)
     if manifest is not None:
         _answer(driver, manifest, driver.rows, {})
+
+
+def _claim(driver: Driver, ran: bool) -> None:
+    """What sinks write to belongs to their queries, before anything is delivered."""
+    checkpoint = driver.checkpoint
+    answers = {name: answer.sink for name, answer in driver.sources.answers.items()}
+    for query, sink in {**driver.sinks, **answers}.items():
+        sink.claim(owner_of(checkpoint.files, checkpoint.id, query), ran)
 
 
 def _answer(driver: Driver, manifest: Manifest, rows: ResultRows, seconds: dict[str, float]) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-import xxhash
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.config import KEY_GROUPS, Config
@@ -33,6 +32,7 @@ from plait.runtime.deliver import arrive, deliver
 from plait.runtime.exchange import SCHEMA, exchange, planned
 from plait.runtime.faults import reached
 from plait.runtime.memory import compress_above, task_memory
+from plait.runtime.offsets import make_durable, same_source, source_digest
 from plait.runtime.passes import arriving
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Sink
@@ -160,6 +160,8 @@ class Epoch:
     plan: Plan | None = None
     """The plan that it ran with; the driver's may be the next epoch's already."""
     optimiser: dict[str, Any] = field(default_factory=dict)
+    await_durable: Callable[[], None] = lambda: None
+    """Waits until what the commit relies on of Spark's logs is durable."""
 
 
 def refuse_gap(checkpoint: Checkpoint) -> None:
@@ -204,6 +206,7 @@ def run_epoch(driver: Driver, buckets: DataFrame, number: int) -> None:
 def prepare(epoch: Epoch) -> None:
     """Fixes what the epoch works on: tasks, clock, live segments, and the merges it does on the way."""
     driver = epoch.driver
+    epoch.await_durable = make_durable(driver.checkpoint, epoch.number)
     if driver.last_work is None:
         driver.last_work = _expected_work(epoch)
     live, plan = driver.live, driver.plan
@@ -297,11 +300,12 @@ def commit(epoch: Epoch) -> None:
     known = {mark.key for i in driver.plan.inputs for mark in i.marks}
     marks = {k: at for k, at in _latest(driver.live.marks_ms, account.marks_ms).items() if k in known}
     horizons = _horizons(driver.plan, marks, driver.watermark_policy)
+    epoch.await_durable()
     manifest = Manifest(
         epoch=epoch.number,
         token=driver.checkpoint.token,
         plan=driver.plan.digest,
-        source=_source_digest(driver.checkpoint, epoch.number),
+        source=source_digest(driver.checkpoint.files, epoch.number),
         clock_us=task.clock_us,
         watermark_ms=_least_watermark(driver.plan, marks, driver.watermark_policy),
         max_event_ms=seen,
@@ -517,16 +521,9 @@ def _with_snapshot(manifest: Manifest, after: LiveState) -> Manifest:
     return replace(manifest, snapshot=tuple(info for infos in after.segments.values() for info in infos))
 
 
-def _source_digest(checkpoint: Checkpoint, number: int) -> str:
-    """Ties the manifest to the very offsets Spark logged for this epoch."""
-    offsets = checkpoint.files.read(f"spark/offsets/{number}")
-    return "" if offsets is None else xxhash.xxh3_128_hexdigest(offsets)
-
-
 def _same_input(epoch: Epoch, done: Manifest) -> None:
     """A replayed epoch must be the one that was committed; a tampered Spark checkpoint would lose or repeat rows."""
-    now = _source_digest(epoch.driver.checkpoint, epoch.number)
-    if done.source and now != done.source:
+    if not same_source(epoch.driver.checkpoint.files, epoch.number, done.source):
         raise CheckpointError(
             "OFFSETS_CHANGED",
             f"epoch {epoch.number} was committed with other source offsets than Spark replays now",

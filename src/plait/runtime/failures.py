@@ -45,7 +45,8 @@ def translated(error: BaseException) -> PlaitError:
         return SourceError(
             "SOURCE_MISSING",
             f"a source file{name} is gone: {_first_line(text)}",
-            "put the file back and start again, or set spark.sql.files.ignoreMissingFiles=true",
+            "put the file back and start again; if it is gone for good, put one of the same name and columns, without "
+            "rows, in its place",
         )
     if _UNREADABLE.search(text):
         return SourceError(

@@ -19,7 +19,7 @@ import xxhash
 from plait.errors import StorageError
 from plait.query.plan import Emit
 from plait.runtime.frames import Partial
-from plait.state.files import Files, make_directory, storage_error, sync_directory
+from plait.state.files import PRIVATE, Files, beneath, create_file, make_directory, storage_error, sync_directory
 from plait.state.home import scratch_dir
 from plait.state.manifest import ResultFile
 from plait.state.remote import RemoteFiles
@@ -53,12 +53,6 @@ class _Checksummed:
 def results_folder(query: str) -> str:
     """Where a query's result files lie, below the results directory: users' names never become paths."""
     return hashlib.sha256(query.encode()).hexdigest()[:16]
-
-
-def sync_file(path: str) -> None:
-    """Makes the bytes of a file durable that another process has written."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def sync_results(directory: str, path: str) -> None:
@@ -135,9 +129,9 @@ class ResultWriter:
         assert self.results is not None
         self._path = f"{results_folder(self.query)}/{uuid.uuid4().hex}.parquet"
         if self.results.local:
-            self._full = self.results.where(self._path)
-            make_directory(os.path.dirname(self._full), self.sync)
-            self._file = open(self._full, "xb")  # noqa: SIM115 - closed in close()
+            self._full = beneath(self.results.root, self._path)
+            make_directory(os.path.dirname(self._full), self.sync, PRIVATE)
+            self._file = create_file(self._full)
         else:
             handle, self._full = tempfile.mkstemp(prefix="plait-results-", dir=scratch_dir())
             self._file = open(handle, "wb")  # noqa: SIM115 - closed in close()

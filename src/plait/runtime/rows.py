@@ -18,11 +18,11 @@ from pyspark.sql import types as T
 
 from plait.errors import CorruptionError
 from plait.query.plan import Plan, QueryPlan
-from plait.runtime.results import ResultWriter, results_folder, sync_file, sync_results
+from plait.runtime.results import ResultWriter, results_folder, sync_results
 from plait.runtime.sinks import Sink
 from plait.sql.residual import finish
 from plait.state.checkpoint import Checkpoint
-from plait.state.files import Files, LocalFiles, storage_error
+from plait.state.files import Files, LocalFiles, storage_error, sync_file
 from plait.state.home import scratch_dir
 from plait.state.manifest import ResultFile
 from plait.state.remote import RemoteFiles
@@ -191,7 +191,8 @@ class ResultRows:
         paths = self.paths(files)
         if not paths:
             return self.spark.createDataFrame([], schema)
-        return self.spark.read.schema(schema).parquet(*paths)
+        # Whatever the session says of missing files: these were committed.
+        return self.spark.read.schema(schema).option("ignoreMissingFiles", "false").parquet(*paths)
 
 
 @lru_cache(maxsize=256)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from plait.errors import without_secrets
 from plait.runtime.java import require_java
 
 SETTINGS = {
@@ -50,21 +53,46 @@ SETTINGS = {
 }
 
 
+_SECRET = re.compile(r"secret|passw|token|credential|key(?!tab)|jaas|\bsas\b", re.IGNORECASE)
+"""Names of settings that may hold a secret; none of them is needed to start Java."""
+
+
 def session(app: str = "plait", master: str | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
     """A local session with warm Python workers; `settings` override the defaults in `SETTINGS`.
 
-    A failed task is retried twice, as on a cluster (plain `local[n]` would give up at once).
+    A failed task is retried twice, as on a cluster (plain `local[n]` would give up at once).  Settings that look like
+    secrets are not part of any process's command line.
     """
     require_java()
     # Workers must run the interpreter that has Plait installed, not whatever `python3` is on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     cores = os.cpu_count() or 2
-    builder = SparkSession.builder.appName(app).master(master or f"local[{cores},3]")
-    for key, value in {**SETTINGS, **(settings or {})}.items():
+    master = master or f"local[{cores},3]"
+    chosen = {**SETTINGS, **(settings or {})}
+    if any(_is_secret(key, value) for key, value in chosen.items()):
+        _start_java({"spark.master": master, "spark.app.name": app, **chosen})
+    builder = SparkSession.builder.appName(app).master(master)
+    for key, value in chosen.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _is_secret(key: str, value: str) -> bool:
+    return _SECRET.search(key) is not None or without_secrets(value) != value
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Starts the JVM with all settings but secrets, which every user of the machine would see in its command line.
+
+    PySpark would give it all of them there.  The builder sets them again, the secrets too, through its own channel.
+    """
+    public = SparkConf()
+    for key, value in settings.items():
+        if not _is_secret(key, value):
+            public.set(key, value)
+    SparkContext._ensure_initialized(conf=public)
 
 
 def forget_origins(spark: SparkSession) -> None:

@@ -2,12 +2,17 @@
 
 If the process dies between the sink and its receipt the same epoch is handed over again, with the same number and
 the same rows; `parquet` and `memory` recognise it, `foreach_batch` gets the number to do the same.
+
+A directory of the parquet sink belongs to one query of one checkpoint: a file in it says to which.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import time
+import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -16,9 +21,10 @@ from urllib.parse import unquote, urlparse
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from plait.errors import QueryError, StorageError
+from plait.errors import CheckpointError, QueryError, StorageError
 from plait.runtime.faults import reached
-from plait.state.files import make_directory, sync_directory
+from plait.state.files import TEMPORARY, LocalFiles, make_directory, sync_directory, unlink_older
+from plait.state.owner import Owner, claim
 
 Rows = Callable[[], DataFrame]
 
@@ -33,6 +39,12 @@ class Sink(Protocol):
     delivers: bool
     """Whether it has to be called at all."""
 
+    def claim(self, owner: Owner, ran: bool) -> None:
+        """Makes what it writes to the owner's, or raises; `ran` says whether the checkpoint has committed an epoch.
+
+        Called at every start, before the first epoch is delivered.
+        """
+
     def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
         """Hands one epoch over."""
 
@@ -46,6 +58,9 @@ class Keep:
     keeps_rows = True
     reads_rows = True
     delivers = False
+
+    def claim(self, owner: Owner, ran: bool) -> None:
+        """Nothing to do: it writes to nothing of its own."""
 
     def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
         """Nothing to do: committed rows are already where they belong."""
@@ -104,6 +119,13 @@ class ForeachBatch(Keep):
         self.fn(rows(), epoch)
 
 
+PARQUET_OWNER = "_plait_owner.json"
+"""Whose a directory is; Spark and Arrow skip names that begin so."""
+_DRAFT = ".draft-"
+_STALE_SECONDS = 3600.0
+"""Age from which the draft of a file is taken for a killed driver's."""
+
+
 class Parquet(Keep):
     """One or more files per epoch, named by it: delivering an epoch again writes the same names again."""
 
@@ -116,32 +138,66 @@ class Parquet(Keep):
             raise QueryError(
                 "SINK", f"the parquet sink writes local paths, not {parsed.scheme}:", "use foreach_batch and df.write"
             )
-        self.path = unquote(parsed.path) if parsed.scheme else path
+        self.path = os.path.abspath(unquote(parsed.path) if parsed.scheme else path)
         self.sync = sync
+
+    def claim(self, owner: Owner, ran: bool) -> None:
+        """The directory is the owner's.  One that an earlier version wrote is that of a checkpoint that has run."""
+        folder = LocalFiles(self.path, self.sync)
+        try:
+            make_directory(self.path, self.sync)
+            names = os.listdir(self.path)
+            if PARQUET_OWNER not in names and not ran and any(name.startswith("epoch-") for name in names):
+                raise self._owned("files of another checkpoint, and this one has not run yet")
+            other = claim(folder, PARQUET_OWNER, owner)
+            for name in names:
+                if name.startswith((_DRAFT, TEMPORARY)):
+                    unlink_older(folder.where(name), time.time() - _STALE_SECONDS)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        if other is not None:
+            raise self._owned(f"what query {other.query!r} of the checkpoint {other.path} on host {other.host} writes")
+
+    def _owned(self, by: str) -> CheckpointError:
+        return CheckpointError(
+            "SINK_OWNED",
+            f"the directory {self.path} of a parquet sink holds {by}",
+            "give the query a directory of its own, or empty this one; if it is the same checkpoint, moved, delete "
+            f"the file {PARQUET_OWNER} in it",
+        )
+
+    def _unwritable(self, error: OSError) -> StorageError:
+        return StorageError(
+            "SINK_UNWRITABLE",
+            f"the parquet sink cannot write {self.path}: {error}",
+            "free space or correct the path; what is committed is delivered on the next start",
+        )
 
     def deliver(self, epoch: int, files: list[str], rows: Rows) -> None:
         try:
             make_directory(self.path, self.sync)
             for number, source in enumerate(files):
                 target = os.path.join(self.path, f"epoch-{epoch:012d}-{number:04d}.parquet")
-                # Spark and Arrow skip names that begin with a dot: a half-copied file is never read.
-                draft = os.path.join(self.path, f".draft-{epoch:012d}-{number:04d}")
-                self._copy(source, draft)
-                reached("sink.draft", epoch)
-                os.replace(draft, target)
+                # Spark and Arrow skip names that begin with a dot: a half-copied file is never read.  The name is the
+                # attempt's own: a driver that has been taken over from may still be copying.
+                draft = os.path.join(self.path, f"{_DRAFT}{epoch:012d}-{number:04d}-{uuid.uuid4().hex}")
+                try:
+                    self._copy(source, draft)
+                    reached("sink.draft", epoch)
+                    os.replace(draft, target)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        os.unlink(draft)
+                    raise
                 reached("sink.file", epoch)
             if self.sync:
                 # The receipt that follows lets the rows in the checkpoint be deleted.
                 sync_directory(self.path)
         except OSError as error:
-            raise StorageError(
-                "SINK_UNWRITABLE",
-                f"the parquet sink cannot write {self.path}: {error}",
-                "free space or correct the path; the epoch is committed and is delivered again on the next start",
-            ) from error
+            raise self._unwritable(error) from error
 
     def _copy(self, source: str, draft: str) -> None:
-        with open(source, "rb") as rows, open(draft, "wb") as file:
+        with open(source, "rb") as rows, open(draft, "xb") as file:
             shutil.copyfileobj(rows, file, 1 << 20)
             file.flush()
             if self.sync:

@@ -1,4 +1,7 @@
-"""`plait state`: a checkpoint seen from outside, without Spark or Java.  All but `compact` read only, without lock."""
+"""`plait state`: a checkpoint seen from outside, without Spark or Java.
+
+All commands but `compact` and `adopt` read only, without lock.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from rich.text import Text
 from plait.config import Config
 from plait.errors import ConfigError
 from plait.serve.progress import in_bytes
+from plait.state.adopt import adopt as adopt_moved
+from plait.state.adopt import adopt_copy
 from plait.state.catalogs import layout_of
 from plait.state.checkpoint import Checkpoint
 from plait.state.compact import Compacted
@@ -121,6 +126,19 @@ def compact(
         typer.echo(json.dumps([asdict(done) for done in found], indent=1))
     elif not found:
         typer.echo("Nothing to do: every store is one run already.")
+
+
+@app.command()
+def adopt(
+    checkpoint: Path,
+    state_dir: Annotated[str, typer.Option(help="Config.state_dir, where the segments lie.")],
+    copy: Annotated[bool, typer.Option("--copy", help="It is a copy: give it an id and segments of its own.")] = False,
+) -> None:
+    """Take over the segments in a state directory: the checkpoint was moved, or copied (STATE_OWNED_ELSEWHERE)."""
+    Inspection(checkpoint, state_dir)
+    done = (adopt_copy if copy else adopt_moved)(checkpoint, Config(state_dir=state_dir))
+    what = f"{done.segments} segments, {in_bytes(done.bytes)}, copied: it" if copy else "It"
+    typer.echo(f"{what} has its segments in {done.state_dir}, and they belong to nobody else.")
 
 
 def _told(done: Compacted) -> str:

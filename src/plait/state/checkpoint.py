@@ -5,11 +5,13 @@
     log/          manifests                 receipts/     sinks that have taken an epoch
     results/      rows of queries without sink            spark/  Spark's own checkpoint
     statistics.json  what the optimiser has learnt        spark_names.json  names of Spark's sources
-    state/        segments, unless `Config.state_dir` says where: then `<state_dir>/<id>`
+    state/        segments, unless `Config.state_dir` says where: then `<state_dir>/<id>`, with owner.json, owner.lock
 
 Contract.  `open` creates what is missing, takes the lock, then the next fencing token.  The lock refuses a second
 driver on this machine at once; the token stops a first one that the lock could not see (another machine, a
 file system without locks, a URI) at its next `check_fence`.  Paths and URIs: `state/places.py`.
+Segments outside of the checkpoint belong to it alone: a copy of it finds them owned (`state/owner.py`).
+Everything is this user's alone; what an earlier version has left open to others is shut when it is opened.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 
 from plait.config import Config, bytes_of
 from plait.errors import CheckpointError, CorruptionError, PlaitError, StorageError
-from plait.state.files import RESTORE, TEMPORARY, Files, numbered, storage_error
+from plait.state.files import RESTORE, TEMPORARY, Files, make_private, numbered, storage_error
 from plait.state.home import SegmentHome
 from plait.state.manifest import (
     FORMAT,
@@ -38,10 +40,20 @@ from plait.state.manifest import (
     seal,
     unseal,
 )
+from plait.state.owner import IDENTITY, claim, owner_of
 from plait.state.places import place
 from plait.state.remote import RemoteFiles
 
+LOCK, OWNER, OWNER_LOCK = "driver.lock", "owner.json", "owner.lock"
 _FOLDERS = ("log", "receipts", "results", "fence", "spark")
+
+
+_KIND = "plait-checkpoint"
+
+
+def identity(name: str) -> bytes:
+    """The bytes of the file that gives a checkpoint its id."""
+    return seal(_KIND, {"format": FORMAT, "id": name})
 
 
 class Checkpoint:
@@ -62,11 +74,14 @@ class Checkpoint:
         self.spark_dir = self.files.where("spark")
         self.results = place(self.results_dir, config.sync)
         self.log = ManifestLog(self.files)
-        self._lock: int | None = None
+        self._locks: list[int] = []
         self._open = False
 
-    def open(self) -> Checkpoint:
-        """Create what is missing and become its only driver."""
+    def open(self, take_over: bool = False) -> Checkpoint:
+        """Create what is missing and become its only driver.
+
+        With `take_over` segments in `Config.state_dir` are its own from now on, if their owner is not to be found.
+        """
         assert not self._open, "already open"
         try:
             self.files.make_directory("")
@@ -77,10 +92,16 @@ class Checkpoint:
             self.state_dir = self.home.files.root
             for folder in _FOLDERS:
                 self.files.make_directory(folder)
-            place(self.state_dir, self.config.sync).make_directory("")
-            self._lock = self._take_lock() if self.files.local else None
+            rest = place(self.state_dir, self.config.sync)
+            rest.make_directory("")
+            _tighten(self.files, "", *_FOLDERS)
+            _tighten(rest, "")
             self._open = True
             try:
+                if self.files.local:
+                    self._locks.append(locked(self.files, LOCK))
+                if self.config.state_dir:
+                    self._own(rest, take_over)
                 self.token = self._take_token()
             except BaseException:
                 self.close()
@@ -92,9 +113,8 @@ class Checkpoint:
     def close(self) -> None:
         """Let the next driver in.  Closing twice is harmless."""
         self._open = False
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        while self._locks:
+            os.close(self._locks.pop())
 
     def __enter__(self) -> Checkpoint:
         return self if self._open else self.open()
@@ -138,15 +158,16 @@ class Checkpoint:
 
     def identify(self) -> str:
         """Its id, a new one if there is nothing yet."""
-        path = self.files.where("plait.json")
-        data = self.files.read("plait.json")
+        path = self.files.where(IDENTITY)
+        data = self.files.read(IDENTITY)
         if data is None:
             if numbered(self.files, LOG):
                 raise CorruptionError("CHECKPOINT_CORRUPT", f"{path} is gone, but manifests exist", RESTORE)
-            self.files.put_if_absent("plait.json", json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
-            data = self.files.read("plait.json") or b""
+            self.files.put_if_absent(IDENTITY, identity(uuid.uuid4().hex))
+            data = self.files.read(IDENTITY) or b""
         try:
-            value = json.loads(data)
+            # Before it had a checksum it was JSON and nothing else.
+            value = json.loads(data) if data[:1] == b"{" else unseal(_KIND, data, path, "CHECKPOINT_CORRUPT")
             found, name = value["format"], uuid.UUID(value["id"]).hex
             if not isinstance(found, int) or isinstance(found, bool) or found < 1:
                 raise ValueError(f"format {found!r}")
@@ -156,25 +177,23 @@ class Checkpoint:
         refuse_older(found, path)
         return name
 
-    def _take_lock(self) -> int:
-        path = os.path.join(self.path, "driver.lock")
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(handle, 4096).decode(errors="replace").strip() or "another process"
-            os.close(handle)
+    def _own(self, rest: Files, take_over: bool) -> None:
+        """The segments in `rest` belong to this checkpoint, or it is refused."""
+        if rest.local:
+            try:
+                self._locks.append(locked(rest, OWNER_LOCK))
+            except OSError as error:
+                raise storage_error("STATE", rest.root, error) from error
+        other = claim(rest, OWNER, owner_of(self.files, self.id), take_over)
+        if other is not None:
+            gone = "" if other.stands_beside(owner_of(self.files, self.id)) else ", which is not to be seen from here"
             raise CheckpointError(
-                "CHECKPOINT_IN_USE",
-                f"{self.path} is in use by {holder}",
-                "stop that driver, or give this one a checkpoint of its own",
-            ) from None
-        except BaseException:
-            os.close(handle)
-            raise
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
-        return handle
+                "STATE_OWNED_ELSEWHERE",
+                f"the segments in {rest.root} belong to the checkpoint {other.path} on host {other.host}{gone}; "
+                f"{self.path} is a copy of it, or was moved from another file system",
+                "if it was moved: `plait state adopt CHECKPOINT --state-dir DIR`; if it is a copy: the same with "
+                "--copy, which gives it an id and segments of its own",
+            )
 
     def _take_token(self) -> int:
         while True:
@@ -182,6 +201,34 @@ class Checkpoint:
             who = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "nonce": uuid.uuid4().hex}
             if self.files.put_if_absent(_fence_name(token), json.dumps(who).encode()):
                 return token
+
+
+def locked(files: Files, name: str) -> int:
+    """An open file that this process has locked."""
+    handle = os.open(files.where(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        # Whoever can open it can lock it.
+        make_private(handle)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(handle, 4096).decode(errors="replace").strip() or "another process"
+        os.close(handle)
+        raise CheckpointError(
+            "CHECKPOINT_IN_USE",
+            f"{files.root} is in use by {holder}",
+            "stop that driver, or give this one a checkpoint of its own",
+        ) from None
+    except BaseException:
+        os.close(handle)
+        raise
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+    return handle
+
+
+def _tighten(files: Files, *folders: str) -> None:
+    for folder in folders if files.local else ():
+        make_private(files.where(folder))
 
 
 def _fence_name(token: int) -> str:
@@ -216,7 +263,7 @@ def collect_garbage(
     kept = {os.path.relpath(path, results.root) if os.path.isabs(path) else path for path in keep_results}
     for rest, keep in ((checkpoint.home.files, named), (results, kept)):
         for path, _ in rest.walk(""):
-            if path not in keep:
+            if path not in keep and path not in (OWNER, OWNER_LOCK):
                 deleted += rest.delete_older(path, limit)
     for folder in ("", "log", "receipts", "fence"):
         for name in files.names(folder):

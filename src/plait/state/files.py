@@ -3,6 +3,8 @@
 Contract.  `Files` is a directory tree as a checkpoint needs it; names are relative to its root.  `LocalFiles` is the
 one on a mounted file system, below; `state/remote.py` the one behind a URI; `state/places.py` chooses.
 `put_if_absent` is atomic: a file has all of its bytes, or its name does not exist, and of several writers one wins.
+No name leads out of its tree: `inside` checks names where they are read from a file, the trees check them again, and
+nothing is written or deleted through a symbolic link.  What Plait makes is this user's alone: 0700, 0600.
 With `sync` local files are durable too: bytes first, then the name (`sync_directory`).  `storage_error` turns an
 OSError into a StorageError with a stable code: `<PREFIX>_FULL` where space or quota ran out, else
 `<PREFIX>_UNWRITABLE`.
@@ -13,14 +15,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
-from plait.errors import StorageError
+from plait.errors import CheckpointError, CorruptionError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -28,6 +31,48 @@ RESTORE = "restore the file from a backup, or restart from an earlier copy of th
 
 TEMPORARY = ".tmp-"
 """How the names of files that are still being written begin."""
+
+
+PRIVATE = 0o700
+"""The mode of directories that Plait makes for itself."""
+
+_PLAIN = re.compile(r"[^/\\:\x00-\x1f\x7f]{1,255}")
+"""A component of a path that means the same on every file system and in every URI."""
+
+
+def inside(path: object, where: str) -> str:
+    """`path`, which the file `where` names, if it is sure to lie in the folder it is relative to.
+
+    >>> inside("aa/0.arrow", "a manifest")
+    'aa/0.arrow'
+    """
+    if isinstance(path, str) and all(_PLAIN.fullmatch(p) and p not in (".", "..") for p in path.split("/")):
+        return path
+    raise CorruptionError("PATH_OUTSIDE", f"{where} names {path!r}, which is no file of the checkpoint", RESTORE)
+
+
+def refuse_outside(root: str, name: str) -> None:
+    """Raise if `name` leads, or could lead, out of the tree at `root`; the empty name is the tree itself."""
+    if name and ("\0" in name or any(part in ("", ".", "..") for part in name.split("/"))):
+        raise CorruptionError("PATH_OUTSIDE", f"{name!r} is no file below {root}", RESTORE)
+
+
+def beneath(root: str, name: str) -> str:
+    """The path of `name` below `root`, to be written or deleted: no folder on the way is a symbolic link.
+
+    The root itself may be reached through links: they are the user's.
+    """
+    refuse_outside(root, name)
+    full = root
+    for part in name.split("/")[:-1]:
+        full = os.path.join(full, part)
+        if os.path.islink(full):
+            raise CheckpointError(
+                "LINK_INSIDE",
+                f"{full} is a symbolic link: what is written or deleted through it may be anybody's",
+                "replace the link by what it leads to; only the checkpoint and state_dir themselves may be links",
+            )
+    return os.path.join(root, name) if name else root
 
 
 def storage_error(prefix: str, path: str, error: OSError) -> StorageError:
@@ -55,14 +100,32 @@ def sync_directory(path: str) -> None:
         os.close(handle)
 
 
-def make_directory(path: str, sync: bool) -> None:
-    """Create a directory and those above it, durably if asked; one that exists is left as it is."""
+def sync_file(path: str) -> None:
+    """Makes the bytes of a file durable that another process has written."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def create_file(path: str) -> BinaryIO:
+    """A new file, this user's alone, to write and read; a name that exists is refused, a link too."""
+    return open(path, "x+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))
+
+
+def make_private(path: str | int) -> None:
+    """Shut a directory or file of this user, or an open one, to others; another user's is left as it is."""
+    found = os.stat(path)
+    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        os.chmod(path, stat.S_IMODE(found.st_mode) & ~0o077)
+
+
+def make_directory(path: str, sync: bool, mode: int = 0o777) -> None:
+    """Create a directory with this mode, and those above it, durably if asked; one that exists is left as it is."""
     if os.path.isdir(path):
         return
     above = os.path.dirname(os.path.abspath(path))
     make_directory(above, sync)
     try:
-        os.mkdir(path)
+        os.mkdir(path, mode)
     except FileExistsError:
         if not os.path.isdir(path):
             raise
@@ -122,7 +185,7 @@ def replace_file(path: str, data: bytes, sync: bool) -> None:
 def _write_temporary(path: str, data: bytes, sync: bool) -> str:
     temporary = os.path.join(os.path.dirname(path), TEMPORARY + uuid.uuid4().hex)
     try:
-        with open(temporary, "xb") as file:
+        with create_file(temporary) as file:
             file.write(data)
             file.flush()
             if sync:
@@ -210,7 +273,11 @@ class LocalFiles:
 
     def where(self, name: str) -> str:
         """Its path."""
+        refuse_outside(self.root, name)
         return os.path.join(self.root, name) if name else self.root
+
+    def _mine(self, name: str) -> str:
+        return beneath(self.root, name)
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder."""
@@ -244,32 +311,32 @@ class LocalFiles:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """By a hard link, which refuses a name that exists."""
-        return put_if_absent(self.where(name), data, self.sync)
+        return put_if_absent(self._mine(name), data, self.sync)
 
     def replace(self, name: str, data: bytes, durable: bool = True) -> None:
         """Readers see all of the old or all of the new."""
-        replace_file(self.where(name), data, self.sync and durable)
+        replace_file(self._mine(name), data, self.sync and durable)
 
     def make_directory(self, name: str) -> None:
-        """Create a directory and those above it."""
-        make_directory(self.where(name), self.sync)
+        """Create a directory that only this user can look into, and those above it."""
+        make_directory(self._mine(name), self.sync, PRIVATE)
 
     def move(self, name: str, to: str) -> None:
         """Give a finished file a name that no other has."""
-        os.replace(self.where(name), self.where(to))
+        os.replace(self._mine(name), self._mine(to))
 
     def delete(self, name: str) -> None:
         """Delete a file, if that is possible."""
         with contextlib.suppress(OSError):
-            os.unlink(self.where(name))
+            os.unlink(self._mine(name))
 
     def delete_older(self, name: str, than: float) -> bool:
         """Delete a file last changed at or before `than`; whether it was."""
-        return unlink_older(self.where(name), than)
+        return unlink_older(self._mine(name), than)
 
     def delete_tree(self, name: str) -> None:
         """Delete a folder and what is in it."""
-        shutil.rmtree(self.where(name))
+        shutil.rmtree(self._mine(name))
 
 
 def numbered(files: Files, folder: str) -> list[int]:

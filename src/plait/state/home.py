@@ -27,7 +27,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from plait.errors import CorruptionError, StorageError
-from plait.state.files import RESTORE, TEMPORARY, Files, LocalFiles, make_directory, storage_error
+from plait.state.files import (
+    PRIVATE,
+    RESTORE,
+    TEMPORARY,
+    Files,
+    LocalFiles,
+    beneath,
+    create_file,
+    make_directory,
+    storage_error,
+)
 from plait.state.remote import RemoteFiles
 from plait.state.run import METER
 
@@ -90,15 +100,15 @@ class SegmentHome:
 
     def create(self, path: str, sync: bool) -> BinaryIO:
         """A new file to write a segment into: its own name, or one in the cache that nobody evicts."""
-        full = os.path.join(self.directory, path)
+        full = beneath(self.directory, path)
         if self.remote is None:
-            make_directory(os.path.dirname(full), sync)
-            return open(full, "x+b")
+            make_directory(os.path.dirname(full), sync, PRIVATE)
+            return create_file(full)
         for _ in range(ATTEMPTS):
             self.prepare()
             with contextlib.suppress(FileNotFoundError):
-                make_directory(os.path.dirname(full), False)
-                return open(_draft(full), "x+b")
+                make_directory(os.path.dirname(full), False, PRIVATE)
+                return create_file(_draft(full))
         raise wiped(os.path.dirname(full))
 
     def publish(self, file: BinaryIO, path: str) -> None:
@@ -110,13 +120,13 @@ class SegmentHome:
             return
         self.remote.upload(file, path)
         with contextlib.suppress(FileNotFoundError):
-            os.replace(file.name, os.path.join(self.directory, path))
+            os.replace(file.name, beneath(self.directory, path))
         self.shrink(keep=path)
 
     def fetch(self, info: SegmentInfo) -> bool:
         """Makes sure that a segment is in the cache, unless somebody empties it meanwhile; whether it had to come."""
         self.prepare()
-        full = os.path.join(self.directory, info.path)
+        full = beneath(self.directory, info.path)
         try:
             found = os.stat(full)
             if found.st_size == info.bytes:
@@ -136,7 +146,7 @@ class SegmentHome:
         """Takes a segment out of the cache."""
         if self.remote is not None:
             with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self.directory, path))
+                os.unlink(beneath(self.directory, path))
 
     def delete(self, path: str) -> None:
         """A segment that nobody needs; garbage collection finds what is left."""

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from plait.config import Config
-from plait.errors import CheckpointError, CorruptionError, PlaitError
+from plait.errors import CheckpointError, CorruptionError, PlaitError, without_secrets
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.layout import Layout
@@ -148,8 +148,8 @@ class Inspection:
         added = [i for epoch in checkpoint.log.epochs() for i in _manifest(checkpoint, epoch).added if i.epoch == epoch]
         names = sorted({*catalog["stores"], *live.segments})
         return Report(
-            path=checkpoint.path,
-            state_dir=self.home.files.root,
+            path=without_secrets(checkpoint.path),
+            state_dir=without_secrets(self.home.files.root),
             epoch=live.epoch,
             watermark_ms=live.watermark_ms,
             queries=catalog["queries"],

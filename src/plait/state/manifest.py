@@ -27,7 +27,7 @@ import xxhash
 
 from plait.errors import CheckpointError, CorruptionError
 from plait.query.layout import Layout
-from plait.state.files import RESTORE, Files, numbered
+from plait.state.files import RESTORE, Files, inside, numbered
 from plait.state.segment import SegmentInfo
 from plait.state.sets import Sets
 
@@ -48,6 +48,13 @@ class ResultFile:
     """It stands for all files that earlier epochs have of the query."""
     grouped: bool = False
     """Its rows are those of a maintained aggregate, made by the join's tasks."""
+
+    @staticmethod
+    def from_json(value: dict[str, Any], where: str = "a result file's description") -> ResultFile:
+        """The inverse of `dataclasses.asdict`; `where` names the file it was read from in errors."""
+        file = ResultFile(**value)
+        inside(file.path, where)
+        return file
 
 
 @dataclass(frozen=True)
@@ -103,16 +110,16 @@ class Manifest:
         value = unseal("plait-manifest", data, where, "MANIFEST_CORRUPT")
         try:
             value.setdefault("catalog", -1)
-            value["added"] = tuple(SegmentInfo.from_json(v) for v in value["added"])
-            value["removed"] = tuple(value["removed"])
-            value["results"] = tuple(ResultFile(**v) for v in value["results"])
+            value["added"] = tuple(SegmentInfo.from_json(v, where) for v in value["added"])
+            value["removed"] = tuple(inside(path, where) for path in value["removed"])
+            value["results"] = tuple(ResultFile.from_json(v, where) for v in value["results"])
             value["retention"] = {
                 store: _retention(v, value["watermark_ms"]) for store, v in value["retention"].items()
             }
             if value["snapshot"] is not None:
-                value["snapshot"] = tuple(SegmentInfo.from_json(v) for v in value["snapshot"])
+                value["snapshot"] = tuple(SegmentInfo.from_json(v, where) for v in value["snapshot"])
             return Manifest(**value)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise CorruptionError("MANIFEST_CORRUPT", f"{where} lacks something: {error}", RESTORE) from error
 
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
+import uuid
 from collections import OrderedDict
 
 import numpy as np
@@ -24,7 +26,7 @@ import xxhash
 from plait.errors import CorruptionError, StorageError
 from plait.query.plan import HASH
 from plait.state.deep import DeepSegment
-from plait.state.files import RESTORE
+from plait.state.files import RESTORE, create_file
 from plait.state.home import ATTEMPTS, SegmentHome, wiped
 from plait.state.mapped import announce, map_file
 from plait.state.run import MemoryRun, ends_of
@@ -161,8 +163,7 @@ def _drop_gone() -> None:
 def _read_marker(path: str) -> str | None:
     """What a marker says, if nobody else can have written it."""
     try:
-        folder = os.lstat(os.path.dirname(path))
-        if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
+        if not _private(os.path.dirname(path)):
             return None
         with open(path) as file:
             return file.read()
@@ -171,17 +172,27 @@ def _read_marker(path: str) -> str | None:
 
 
 def _write_marker(path: str, text: str) -> None:
-    """A marker that cannot be written costs a second verification, nothing else."""
+    """A marker that cannot be written, or not safely, costs a second verification, nothing else."""
+    folder, draft = os.path.dirname(path), f"{path}.{uuid.uuid4().hex}"
     with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(f"{path}.{os.getpid()}", "w") as file:
-            file.write(text)
-        os.replace(f"{path}.{os.getpid()}", path)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        # In the temporary folder, which is anybody's, somebody may have made it, or a link, before us.
+        if _private(folder):
+            with create_file(draft) as file:
+                file.write(text.encode())
+            os.replace(draft, path)
+
+
+def _private(folder: str) -> bool:
+    """Whether it is a directory of this user that nobody else can write to."""
+    found = os.lstat(folder)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def _sweep_markers(state_dir: str, verified_dir: str) -> None:
     """Remove the markers of segments that are gone."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(verified_dir):
+        for name in os.listdir(verified_dir) if _private(verified_dir) else ():
             if not os.path.exists(os.path.join(state_dir, name.replace("-", "/", 1))):
                 os.unlink(os.path.join(verified_dir, name))

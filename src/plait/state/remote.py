@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from plait.errors import CheckpointError, StorageError
-from plait.state.files import TEMPORARY
+from plait.state.files import TEMPORARY, create_file, refuse_outside
 
 SCHEMES = {
     "s3a": "s3fs",
@@ -67,6 +67,7 @@ class RemoteFiles:
 
     def where(self, name: str) -> str:
         """Its URI."""
+        refuse_outside(self.root, name)
         return f"{self.root}/{name}" if name else self.root
 
     def names(self, folder: str) -> list[str]:
@@ -190,7 +191,7 @@ class RemoteFiles:
 
     def download(self, name: str, local: str) -> None:
         """Copies a file to a path of this machine; raises FileNotFoundError, or the OSError of this machine's disk."""
-        with open(local, "xb") as file:
+        with create_file(local) as file:
             for block in self.blocks(name):
                 file.write(block)
 

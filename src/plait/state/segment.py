@@ -32,7 +32,7 @@ from plait.kernels import U64
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.plan import ARRIVED, BORN, HASH, Store
-from plait.state.files import storage_error, sync_directory
+from plait.state.files import inside, storage_error, sync_directory
 from plait.state.home import SegmentHome
 from plait.state.sets import Sets
 
@@ -96,12 +96,17 @@ class SegmentInfo:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> SegmentInfo:
-        """The inverse of `to_json`; what format 3 does not say of births follows from the epoch."""
+    def from_json(value: dict[str, Any], where: str = "a segment's description") -> SegmentInfo:
+        """The inverse of `to_json`; `where` names the file it was read from in errors.
+
+        What format 3 does not say of births follows from the epoch.
+        """
         sets = value.get("sets", {"bits": (), "passed": ()})
         last = value["epoch"]
         births = {"min_born": last if value["tier"] == 0 else 0, "max_born": last}
-        return SegmentInfo(**{**births, **value, "sets": Sets(tuple(sets["bits"]), tuple(sets["passed"]))})
+        info = SegmentInfo(**{**births, **value, "sets": Sets(tuple(sets["bits"]), tuple(sets["passed"]))})
+        inside(info.path, where)
+        return info
 
 
 class Tee:
