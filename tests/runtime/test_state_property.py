@@ -20,7 +20,7 @@ from plait.order.orders import fixed
 from plait.query.graph import Equality, Window
 from plait.query.plan import Plan
 from plait.query.relation import Relation
-from plait.runtime import epoch, hops, work
+from plait.runtime import epoch, hops, task, work
 from plait.runtime.passes import Passes, Reads
 from plait.share.probe_trees import build_plan
 from plait.share.reoptimise import Planner
@@ -60,6 +60,39 @@ def cramped(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(cases(most_aliases=4, most_queries=2))
 def test_oracle_next_to_no_memory_changes_nothing(tiny: None, cramped: None, case: Case) -> None:
     check_case(case)
+
+
+WAYS: Counter[str] = Counter()
+"""How epochs of one task went through their hops."""
+
+
+def noted(way: str, function: Any) -> Any:
+    def called(*arguments: Any) -> Any:
+        WAYS[way] += 1
+        return function(*arguments)
+
+    return called
+
+
+MANY_HOPS = {"shapes": ("chain", "tree", "cycle"), "most_aliases": 4, "most_queries": 2, "rows": (24, 40)}
+
+
+@pytest.mark.parametrize("memory", [2048, 1 << 28])
+@settings(COMMON, max_examples=10)
+@given(case=cases(**MANY_HOPS))
+def test_oracle_one_task_that_runs_all_hops_gives_what_many_would(tiny: None, memory: int, case: Case) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(epoch, "task_memory", lambda *_: memory)
+        patch.setattr(task, "_all_here", noted("at once", task._all_here))
+        patch.setattr(task, "later_hop", noted("slice by slice", task.later_hop))
+        check_case(case, most_tasks=1)
+
+
+def test_epochs_of_one_task_were_cut_into_slices_and_were_not() -> None:
+    """Looks at what the test before has met: otherwise it would show nothing."""
+    if not WAYS:
+        pytest.skip("the test before did not run")
+    assert min(WAYS["at once"], WAYS["slice by slice"]) >= 5
 
 
 class Merges:
