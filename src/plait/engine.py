@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from plait.catalog.registry import catalog_of, refuse_changes
+from plait.catalog.settings import meaning, refuse_changed_meaning
 from plait.config import Config
 from plait.errors import PlaitError, QueryError, RecomputationWarning, StreamError
 from plait.explain import explain, explain_stages
@@ -211,6 +212,7 @@ class Engine:
             except PySparkException as error:
                 cause = f"every={every!r} is not a time between epochs"
                 raise StreamError("TRIGGER", cause, 'write, for example, "1 second"') from error
+        self._check_settings()
         self._check_catalog(plan)
         forget_origins(self.spark)
         try:
@@ -265,6 +267,11 @@ class Engine:
             self.checkpoint.put_catalog(now)
         else:
             refuse_changes(before, now)
+
+    def _check_settings(self) -> None:
+        """Records what SQL means on the first start; later, refuses to go on with another meaning."""
+        now = meaning(self.spark)
+        refuse_changed_meaning(self.checkpoint.settings(now), now)
 
     def _refuse_if_running(self, what: str) -> None:
         if self._closed:

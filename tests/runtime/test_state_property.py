@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,7 @@ from plait.runtime import epoch, hops, task, work
 from plait.runtime.passes import Passes, Reads
 from plait.share.probe_trees import build_plan
 from plait.share.reoptimise import Planner
-from plait.state import deep, tiers
+from plait.state import deep, reader, tiers
 from plait.state.inspect import Inspection
 from plait.state.manifest import LiveState
 from plait.testing import LocalEngine, state_tables
@@ -271,7 +271,7 @@ def test_merges_that_are_given_time_leave_few_runs_and_no_old_files(tmp_path: Pa
 # ---------------------------------------------------------------- zone maps
 
 
-def timed(windows: tuple[tuple[str, str], ...]) -> tuple[Plan, pa.Schema]:
+def timed(windows: tuple[tuple[str, str], ...], outputs: tuple[str, ...] = ("id",)) -> tuple[Plan, pa.Schema]:
     """Three streams on one key; these pairs of aliases within five seconds of each other."""
     columns = (("id", "bigint"), ("d0", "bigint"), ("ts", "timestamp"))
     relations = {f"r{i}": Relation(f"r{i}", columns, "ts", 10**9) for i in range(3)}
@@ -281,7 +281,7 @@ def timed(windows: tuple[tuple[str, str], ...]) -> tuple[Plan, pa.Schema]:
     builder.windows = [
         Window(builder.ref(one, "ts"), builder.ref(other, "ts"), -5 * SECOND, 5 * SECOND) for one, other in windows
     ]
-    builder.outputs = [builder.ref(alias, "id") for alias, _ in builder.aliases]
+    builder.outputs = [builder.ref(alias, column) for alias, _ in builder.aliases for column in outputs]
     graph = builder.query(ttl=False).graph
     plan = build_plan({"q": graph}, relations, {"q": fixed(graph)}, tuple(relations))
     return plan, pa.schema([(c, ARROW[k]) for c, k in columns])
@@ -324,6 +324,41 @@ def test_segments_outside_a_window_are_left_out_and_no_others(
         expected[times] += all(abs(at[one] - at[other]) <= 5 for one, other in windows)
     assert found == +expected
     assert skipped > 0
+
+
+# ---------------------------------------------------------------- the zone's name
+
+
+@pytest.mark.parametrize("compress_above", [None, "0"], ids=["flat", "deep"])
+@pytest.mark.parametrize("release", ["before", "now"])
+def test_what_a_session_calls_its_zone_is_no_part_of_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compress_above: str | None, release: str
+) -> None:
+    plan, schema = timed((), ("id", "ts"))
+    config = Config(sync=False, tasks=1, fan_in=2, merge_share=0.9, compress_above=compress_above)
+    found: Counter[tuple[int, ...]] = Counter()
+    with LocalEngine(tmp_path, plan, config) as engine:
+        zones = ("Etc/UTC", "Etc/UTC", "Etc/UTC") if release == "before" else ("UTC", "Etc/UTC", "Asia/Tokyo")
+        for number, zone in enumerate((*zones, "GMT", "UTC")):
+            with monkeypatch.context() as patch:
+                if release == "before" and number < 3:
+                    # Releases before wrote and read the session's name for the zone.
+                    for place in ("runtime.bucketise.in_utc", "state.reader.in_utc", "state.deep.schema_in_utc"):
+                        patch.setattr(f"plait.{place}", lambda table: table)
+                else:
+                    monkeypatch.setattr(reader, "_open", OrderedDict())
+                moments = [START + dt.timedelta(hours=number), None]
+                named = schema.set(2, pa.field("ts", pa.timestamp("us", zone)))
+                columns = ([number, -1 - number], [1, 1], moments)
+                rows = pa.table([pa.array(c, t) for c, t in zip(columns, named.types, strict=True)], schema=named)
+                added = engine.run(dict.fromkeys(plan.ranks, rows))["q"]
+            found.update(zip(*(added.column(n).to_pylist() for n in added.column_names[::2]), strict=True))
+        (info, *_) = engine.live.segments["r0[d0]"]
+        assert info.tier > 0, "nothing was merged"
+        kept = state_tables(engine)["r0[d0]"]
+    every = [n for number in range(5) for n in (number, -1 - number)]
+    assert found == Counter(product(every, repeat=3))
+    assert kept.schema.field("ts").type == pa.timestamp("us", "UTC")
 
 
 # ---------------------------------------------------------------- a hot key

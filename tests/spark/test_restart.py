@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -69,7 +71,6 @@ def test_another_definition_is_refused_with_old_and_new_and_the_old_one_continue
     spark: SparkSession, tmp_path: Path
 ) -> None:
     pair = Pair(spark, tmp_path).arrive()
-    # A number is compared with a text: what both are cast to depends on a setting of Spark.
     texts = {"q": SQL, "p": "SELECT a.v FROM a JOIN b ON CAST(a.k AS INT) = CAST(b.w AS STRING)"}
     with pair.engine(texts) as engine:
         run_epochs(engine)
@@ -85,13 +86,6 @@ def test_another_definition_is_refused_with_old_and_new_and_the_old_one_continue
     refused("QUERIES_CHANGED", {"q": SQL}, "old: p, q", "new: q")
     refused("QUERIES_CHANGED", {**texts, "more": SQL}, "old: p, q", "new: more, p, q")
 
-    ansi = spark.conf.get("spark.sql.ansi.enabled")
-    spark.conf.set("spark.sql.ansi.enabled", "false" if ansi == "true" else "true")
-    try:
-        refused("KEY_CHANGED", texts, "old: ", "new: ", "bigint", "int")
-    finally:
-        spark.conf.set("spark.sql.ansi.enabled", str(ansi))
-
     original = pair.a
     for schema, old, new in (
         ("k long, v string", '["v", "bigint"]', '["v", "string"]'),
@@ -106,6 +100,63 @@ def test_another_definition_is_refused_with_old_and_new_and_the_old_one_continue
     with pair.engine(texts) as engine:
         assert [progress["epoch"] for progress in run_epochs(engine)] == [1]
         assert bag(plait.QueryHandle(engine, "q").results().toArrow()) == pair.expected()
+
+
+@contextmanager
+def settings_of(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
+    """A session with other settings for a while."""
+    before = {name: spark.conf.get(name, None) for name in values}
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name)
+            if old is not None:
+                spark.conf.set(name, old)
+
+
+def test_settings_that_change_what_sql_means_are_refused_with_the_remedy(spark: SparkSession, tmp_path: Path) -> None:
+    zone, ansi = "spark.sql.session.timeZone", "spark.sql.ansi.enabled"
+    legacy = "spark.sql.legacy.castComplexTypesToString.enabled"
+    # The key of p depends on the zone, that of r on ANSI: a number is compared with a text.
+    texts = {
+        "q": SQL,
+        "p": "SELECT a.v FROM a JOIN b ON to_date(timestamp_seconds(a.k * 3600)) = to_date(timestamp_seconds(b.w))",
+        "r": "SELECT a.v FROM a JOIN b ON CAST(a.k AS INT) = CAST(b.w AS STRING)",
+    }
+    pair = Pair(spark, tmp_path).arrive()
+    with settings_of(spark, {zone: "Etc/UTC", ansi: "true"}):
+        with pair.engine(texts) as engine:
+            run_epochs(engine)
+
+        def refused(changed: dict[str, str], *shown: str) -> None:
+            with settings_of(spark, changed), pytest.raises(CheckpointError) as caught, pair.engine(texts) as engine:
+                engine.start(available_now=True)
+            error = told(caught.value, "SETTINGS_CHANGED")
+            assert all(text in str(error) for text in shown), str(error)
+
+        refused({zone: "Asia/Tokyo"}, f"{zone} was UTC and is Asia/Tokyo", f'spark.conf.set("{zone}", "UTC")')
+        refused({ansi: "false"}, f"{ansi} was true and is false", f'spark.conf.set("{ansi}", "true")')
+        refused({legacy: "true"}, f"{legacy} was not set and is true", f'spark.conf.unset("{legacy}")')
+        refused({zone: "+02:00", "spark.sql.caseSensitive": "true"}, "is +02:00", "spark.sql.caseSensitive was false")
+        pair.arrive()
+        # Another name of the zone, another way to write a truth value, and a default that is set, are no change.
+        with settings_of(spark, {zone: "GMT", ansi: "TRUE", legacy: "false"}), pair.engine(texts) as engine:
+            assert [progress["epoch"] for progress in run_epochs(engine)] == [1]
+            assert bag(plait.QueryHandle(engine, "q").results().toArrow()) == pair.expected()
+
+        # A checkpoint of a release that recorded none takes those of its next start.
+        (pair.checkpoint / "settings.json").unlink()
+        with settings_of(spark, {"spark.sql.caseSensitive": "true"}), pair.engine(texts) as engine:
+            run_epochs(engine)
+        refused({}, "spark.sql.caseSensitive was true and is false")
+        record = pair.checkpoint / "settings.json"
+        record.write_bytes(record.read_bytes().replace(b"UTC", b"XTC"))
+        with pytest.raises(CheckpointError) as caught, pair.engine(texts) as engine:
+            engine.start(available_now=True)
+        assert "settings.json" in told(caught.value, "CHECKPOINT_CORRUPT").cause
 
 
 def test_other_offsets_than_those_committed_are_refused(made: Pair, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame
 from plait.kernels import U64
 from plait.query.plan import ARRIVED, FOREVER, HASH, MASK, NEEDED, IngestEdge, Input
 from plait.runtime.exchange import SCHEMA, Cut, Outbox
-from plait.state.columns import single, take
+from plait.state.columns import in_utc, single, take
 from plait.state.keys import hash_key, null_rows
 
 PROPERTY = "plait.epoch"
@@ -101,7 +101,7 @@ def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[p
 def buckets(batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochParameters) -> Iterator[pa.RecordBatch]:
     """The work of one source task: selected rows in, buckets and one descriptor out."""
     counted = _Counts(source.relation)
-    for table in _slices(batches):
+    for table in map(in_utc, _slices(batches)):
         outbox = Outbox()
         timely = _drop_late(table, source, parameters, counted)
         if source.travels_whole(parameters.tasks):
