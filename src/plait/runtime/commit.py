@@ -35,6 +35,8 @@ class Collected:
     rows_late: dict[str, int] = field(default_factory=dict)
     rows_out: dict[str, int] = field(default_factory=dict)
     max_event_ms: dict[str, int] = field(default_factory=dict)
+    row_bytes: float = 0.0
+    """Mean bytes of the widest rows that sources have read."""
     edges: dict[int, EdgeCount] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     keys: dict[str, float] = field(default_factory=dict)
@@ -62,11 +64,14 @@ def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
 
 def _source(account: Collected, note: Mapping[str, object]) -> None:
     relation, rows, late, event = note["relation"], note["rows"], note["late"], note["max_event_ms"]
+    width = note["row_bytes"]
     assert isinstance(relation, str)
     assert isinstance(rows, int)
     assert isinstance(late, int)
     account.rows_in[relation] += rows
     account.rows_late[relation] += late
+    assert isinstance(width, int | float)
+    account.row_bytes = max(account.row_bytes, width)
     if isinstance(event, int):
         account.max_event_ms[relation] = max(event, account.max_event_ms.get(relation, event))
 
