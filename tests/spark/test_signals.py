@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -166,7 +167,41 @@ def test_a_signal_stops_a_run_after_the_running_epoch_and_the_next_continues(
     assert "Exception" not in running.told()
     done = committed(home)
     assert 2 <= len(done) < EPOCHS
-    # What was begun was committed: Spark knows no other epoch, or one that was turned away before it began.
-    begun = sorted(int(f.name) for f in (home / "checkpoint" / "spark" / "commits").iterdir() if f.name.isdigit())
-    assert begun == done
+    # Spark may not have noted the last epoch: it is delivered, and not done again.
+    noted = sorted(int(f.name) for f in (home / "checkpoint" / "spark" / "commits").iterdir() if f.name.isdigit())
+    assert noted in (done, done[:-1])
     continues(home, done)
+
+
+def test_a_driver_that_is_halted_for_a_while_goes_on(home: Path, running: Piped) -> None:
+    os.kill(running.process.pid, signal.SIGSTOP)
+    time.sleep(10)
+    assert running.process.poll() is None
+    os.kill(running.process.pid, signal.SIGCONT)
+    assert running.ended() == 0, running.told()
+    assert "Traceback" not in running.told()
+    assert running.epochs() == list(range(EPOCHS))
+    assert rows(home) == expected()
+
+
+def test_a_worker_that_dies_of_a_bad_pointer_is_replaced(home: Path, running: Piped) -> None:
+    tree = psutil.Process(running.process.pid).children(recursive=True)
+    daemons = [p for p in tree if "plait.runtime.daemon" in p.cmdline()]
+    # The first of them makes the others.
+    workers = [p for p in daemons if p.ppid() in {d.pid for d in daemons}]
+    assert workers, [p.cmdline() for p in tree]
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGSEGV)
+    assert running.ended() == 0, running.told()
+    assert running.epochs() == list(range(EPOCHS))
+    assert rows(home) == expected()
+
+
+@pytest.mark.soak
+def test_a_group_that_is_told_to_end_loses_spark_too_and_the_next_run_continues(home: Path, running: Piped) -> None:
+    # systemd tells all processes of a service: Java ends at once, in the middle of an epoch.
+    os.killpg(running.process.pid, signal.SIGTERM)
+    assert running.ended() in (2, 128 + signal.SIGTERM), running.told()
+    with Piped(home) as again:
+        assert again.ended() == 0, again.told()
+    assert rows(home) == expected()

@@ -28,8 +28,9 @@ def in_utc(table: pa.Table) -> pa.Table:
     A timestamp with a zone is an instant, and the name is that of the session it was read in.  Rows that rest must not
     depend on it: Arrow does not put columns together whose zones have different names.
     """
-    schema = schema_in_utc(table.schema)
-    return table if schema is table.schema else table.cast(schema)
+    schema = table.schema
+    wanted = schema_in_utc(schema)
+    return table if wanted is schema else table.cast(wanted)
 
 
 def schema_in_utc(schema: pa.Schema) -> pa.Schema:
