@@ -7,6 +7,7 @@ import glob
 import os
 import shutil
 import tempfile
+import threading
 import warnings
 from collections import deque
 from functools import partial, reduce
@@ -432,6 +433,7 @@ def _guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int
     """Keeps the error a user can act on: Spark would wrap it in its own."""
     with driver.working:
         if not stopping.asked:
+            stopping.at_work = threading.get_ident()
             try:
                 run_epoch(driver, buckets, number)
             except Exception as error:
@@ -439,6 +441,8 @@ def _guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int
                 if not stopping.impatient:
                     driver.failure = driver.failure or translated(error)
                 raise
+            finally:
+                stopping.at_work = None
             return
     stopping.turn_away()
 

@@ -267,3 +267,21 @@ def test_a_run_that_is_not_waited_for_is_cancelled_and_goes_on_later(made: Pair,
         run_epochs(engine)
         assert seen == [3]
     assert pair.run() == []
+
+
+def test_a_sink_may_stop_its_own_run(made: Pair, tmp_path: Path) -> None:
+    pair = made.copy(tmp_path)
+    runs: list[plait.Run] = []
+    begun = threading.Event()
+
+    def stop(rows: DataFrame, epoch: int) -> None:
+        assert begun.wait(60)
+        runs[0].stop()
+
+    with pair.engine() as engine:
+        plait.QueryHandle(engine, "q").foreach_batch(stop)
+        runs.append(engine.start(every="1 second"))
+        begun.set()
+        assert runs[0].await_termination(120)
+        assert runs[0].exception is None
+    assert pair.run() == []

@@ -42,9 +42,9 @@ def main(home: Path) -> None:
 
 
 def peak(pid: int) -> int:
-    """The most memory that a process has held."""
+    """The most memory that a process has held; 0 of one that has ended."""
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+        return next((int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM")), 0)
 
 
 if __name__ == "__main__":

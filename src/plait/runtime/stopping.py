@@ -7,6 +7,7 @@ in between is turned away (`turn_away`) with the one error that Spark takes for 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,11 +34,13 @@ class Stopping:
     asked: bool = False
     impatient: bool = False
     """Whoever stops does not wait for the running epoch."""
+    at_work: int | None = None
+    """The thread that an epoch runs in."""
 
     def ask(self, wait: bool) -> None:
-        """No epoch begins from here on."""
+        """No epoch begins from here on.  A sink that stops its own run cannot wait for the epoch that it is part of."""
         self.asked = True
-        self.impatient = self.impatient or not wait
+        self.impatient = self.impatient or not wait or self.at_work == threading.get_ident()
 
     def turn_away(self) -> None:
         """Ends an epoch that has not begun, once Spark knows that it was stopped; else it would tell of a failure."""
