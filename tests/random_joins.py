@@ -32,6 +32,7 @@ from plait.query.expr import Call, ColumnRef, Expr, Literal
 from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output, Window
 from plait.query.plan import Plan
 from plait.query.relation import ColumnDef, Relation
+from plait.runtime.work import Work
 from plait.share.probe_trees import build_plan
 from plait.share.reoptimise import Planner
 from plait.testing import Clock, LocalEngine
@@ -239,6 +240,7 @@ def cases(
     rows: Sequence[int] = (24, 40, 12, 30, 0),
     spread: Sequence[int] = (6, 2, 12),
     epochs: Sequence[int] = (4, 3, 6, 5, 1),
+    shapes: Sequence[str] = SHAPES,
 ) -> Case:
     """A random case; `rows` of each relation, `spread` different values of a key."""
     domains = [draw(st.sampled_from(kinds)) for _ in range(draw(st.sampled_from((2, 1, 3))))]
@@ -249,7 +251,7 @@ def cases(
     predicates: dict[str, Expr] = {t: e for t, e in FILTERS if t is not None and e is not None}
     queries = {}
     for number in range(draw(st.sampled_from(range(most_queries, 0, -1)))):
-        shape = draw(st.sampled_from(SHAPES))
+        shape = draw(st.sampled_from(shapes))
         size = draw(st.sampled_from(range(2, most_aliases + 1)))
         twins = draw(st.booleans())
         builder = Builder(relations, predicates)
@@ -462,12 +464,14 @@ def run_case(
     replan: float = 0.6,
     planner: Callable[[Case], Planner] | None = None,
     settings: Mapping[str, Any] | None = None,
+    most_tasks: int = 5,
     look: Callable[[LocalEngine], None] = lambda _: None,
 ) -> Iterator[Seen]:
     """Runs a case epoch by epoch with settings that change all the time (unless `steady`), next to the oracle.
 
     `replan` is how often other orders and ranks are drawn.  With a `planner` it is the one to choose, and starts anew
-    whenever the engine does.  `settings` of the engine stay as they are given; `look` sees it after every epoch.
+    whenever the engine does.  `settings` of the engine stay as they are given; `look` sees it after every epoch.  In
+    half of the engines an epoch of one task runs all hops in it, in the others each hop is a task of its own.
     """
     choose = random.Random(case.seed)
     ranks = list(case.relations)
@@ -496,7 +500,8 @@ def run_case(
                 predicates=case.predicates,
                 clock=clock,
                 planner=chosen,
-                seed=choose.randrange(1000),
+                seed=(seed := choose.randrange(1000)),
+                work=(None, Work)[seed % 2],
             )
 
         engine = started()
@@ -511,7 +516,7 @@ def run_case(
                     plan = build_plan(case.graphs, case.relations, orders, tuple(ranks))
                 engine.change(
                     change(plan) if planner is None else None,
-                    tasks=choose.randint(1, 5),
+                    tasks=choose.randint(1, most_tasks),
                     probe=choose.choice(("factorised", "iterative")),
                     chunk_rows=choose.choice((1, 3, 7, 61) if case.results < 100 else (61, 1 << 18)),
                 )

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from plait.admission import Admission, Admitted, Asked, admitted
 from plait.catalog.catalog import Catalog, QueryEntry, shown
 from plait.catalog.changes import Definition, refuse_another_text, same_text
+from plait.catalog.settings import meaning, refuse_changed_meaning
 from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
 from plait.errors import CheckpointError, PlaitError, QueryError, RecomputationWarning, StreamError
@@ -42,6 +44,7 @@ from plait.runtime.rows import ResultRows
 from plait.runtime.session import forget_origins
 from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
 from plait.runtime.source_log import can_change_streams, choose_sources, refuse_fixed
+from plait.runtime.stopping import Stopping
 from plait.share.reoptimise import Planner
 from plait.share.retention import final_us, with_ttls
 from plait.sql.catalyst import ReadQuery, read_query, relation_of, table_of
@@ -289,6 +292,7 @@ class Engine:
         if not self._queries:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
         refuse_gap(self.checkpoint)
+        self._check_settings()
         admission = self._admission = self._admit()
         planner = admission.begin(self._live, self.checkpoint.statistics())
         plan = planner.plan
@@ -322,7 +326,7 @@ class Engine:
         writer = (
             buckets.writeStream.queryName(f"plait-{self.checkpoint.id[:8]}-{self.checkpoint.token}")
             .option("checkpointLocation", f"file://{spark_dir}" if self.checkpoint.files.local else spark_dir)
-            .foreachBatch(partial(_guarded, driver))
+            .foreachBatch(partial(_guarded, driver, stopping := Stopping()))
         )
         if available_now:
             writer = writer.trigger(availableNow=True)
@@ -340,7 +344,7 @@ class Engine:
             catch_up(driver)
             sources.record(self.checkpoint)
             with sources.starting(buckets.sparkSession):
-                self._run = Run(writer.start(), driver)
+                self._run = Run(writer.start(), driver, stopping)
         except (PySparkException, Py4JError) as error:
             raise translated(error) from error
         return self._run
@@ -455,6 +459,11 @@ class Engine:
         """Refuses a name that SQL cannot tell from that of a registered stream or table."""
         if (other := _same_name(name, self._relations)) is not None:
             raise StreamError("DUPLICATE_STREAM", f"a stream called {other!r} is registered already", _ANOTHER_NAME)
+
+    def _check_settings(self) -> None:
+        """Records what SQL means on the first start; later, refuses to go on with another meaning."""
+        now = meaning(self.spark)
+        refuse_changed_meaning(self.checkpoint.settings(now), now)
 
     def entry(self, name: str) -> QueryEntry | None:
         """A query as the catalog has it, once the engine has started with it."""
@@ -597,9 +606,11 @@ class QueryHandle:
 class Run:
     """The engine at work."""
 
-    def __init__(self, query: StreamingQuery, driver: Driver) -> None:
+    def __init__(self, query: StreamingQuery, driver: Driver, stopping: Stopping) -> None:
         self._query = query
         self._driver = driver
+        self._stopping = stopping
+        stopping.active = lambda: bool(query.isActive)
         driver.behind.failed = self._answers_failed
 
     @property
@@ -618,13 +629,28 @@ class Run:
             self._driver.behind.wait()
             return True
         except (PySparkException, Py4JError, OSError) as error:
-            raise self._failure(error) from error
+            if (failure := self._failure(error)) is None:
+                return True
+            raise failure from error
 
-    def stop(self) -> None:
-        """Stops after the running epoch, when its answers have arrived; what is committed stays.
+    def stop(self, wait: bool = True) -> None:
+        """Stops after the running epoch, when it is committed and its answers have arrived.
 
-        The rest is read again on the next start.
+        With `wait=False`, or if waiting is interrupted, the running epoch is cancelled: the next start does it again.
         """
+        try:
+            self._stopping.ask(wait)
+            if not self._stopping.impatient:
+                try:
+                    with self._driver.working:
+                        pass
+                except BaseException:
+                    self._stopping.ask(wait=False)
+                    raise
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
         try:
             if self._query.isActive:
                 self._query.stop()
@@ -639,7 +665,7 @@ class Run:
 
     @property
     def exception(self) -> PlaitError | None:
-        """What made the run fail, if it did."""
+        """What made the run fail, if it did; being stopped is no failure."""
         error = self._query.exception()
         return self._driver.failure if error is None else self._failure(error)
 
@@ -657,22 +683,32 @@ class Run:
 
     def _answers_failed(self, error: BaseException) -> None:
         """Ends the run: the next epoch would fail, but that may be far away."""
-        self._driver.failure = self._driver.failure or translated(error)
+        if not self._stopping.impatient:
+            self._driver.failure = self._driver.failure or translated(error)
         with contextlib.suppress(PySparkException, Py4JError, OSError):
             self._query.stop()
 
-    def _failure(self, error: BaseException) -> PlaitError:
-        return self._driver.failure or translated(error)
+    def _failure(self, error: BaseException) -> PlaitError | None:
+        """The error that ended the run; None for what comes of being stopped."""
+        return self._driver.failure or (None if self._stopping.asked else translated(error))
 
 
-def _guarded(driver: Driver, buckets: DataFrame, number: int) -> None:
+def _guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int) -> None:
     """Keeps the error a user can act on: Spark would wrap it in its own."""
-    try:
-        with driver.working:
-            run_epoch(driver, buckets, number)
-    except Exception as error:
-        driver.failure = driver.failure or translated(error)
-        raise
+    with driver.working:
+        if not stopping.asked:
+            stopping.at_work = threading.get_ident()
+            try:
+                run_epoch(driver, buckets, number)
+            except Exception as error:
+                # What an epoch says that was cancelled comes of that.
+                if not stopping.impatient:
+                    driver.failure = driver.failure or translated(error)
+                raise
+            finally:
+                stopping.at_work = None
+            return
+    stopping.turn_away()
 
 
 def _same_name(name: str, known: Iterable[str]) -> str | None:

@@ -157,7 +157,9 @@ class LocalEngine:
     `predicates` gives the meaning of the SQL texts of filters and `needed`, as expressions over the stream's columns.
     Columns computed from SQL, and conditions or outputs left to Spark, need Spark and are refused.  `seed` decides how
     rows are spread over source tasks and in which order buckets arrive: nothing may depend on either.  With a `planner`
-    its plan is run, and changes as it says.  `work` may keep the state of a query of one hop in another way.
+    its plan is run, and changes as it says.  An epoch of one task runs all hops in it, as on Spark.  With a `work`
+    every hop is a task of its own, the first of that class: `Work` itself, or one that keeps the state of a query of
+    one hop in another way.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class LocalEngine:
         planner: Planner | None = None,
         changes: Changes | None = None,
         seed: int = 0,
-        work: type[Work] = Work,
+        work: type[Work] | None = None,
     ) -> None:
         config = config or Config(tasks=1, sync=False)
         if any(q.select or q.where for q in plan.queries):

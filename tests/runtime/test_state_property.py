@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -20,11 +20,11 @@ from plait.order.orders import fixed
 from plait.query.graph import Equality, Window
 from plait.query.plan import Plan
 from plait.query.relation import Relation
-from plait.runtime import epoch, hops, work
+from plait.runtime import epoch, hops, task, work
 from plait.runtime.passes import Passes, Reads
 from plait.share.probe_trees import build_plan
 from plait.share.reoptimise import Planner
-from plait.state import deep, tiers
+from plait.state import deep, reader, tiers
 from plait.state.inspect import Inspection
 from plait.state.manifest import LiveState
 from plait.testing import LocalEngine, state_tables
@@ -60,6 +60,39 @@ def cramped(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(cases(most_aliases=4, most_queries=2))
 def test_oracle_next_to_no_memory_changes_nothing(tiny: None, cramped: None, case: Case) -> None:
     check_case(case)
+
+
+WAYS: Counter[str] = Counter()
+"""How epochs of one task went through their hops."""
+
+
+def noted(way: str, function: Any) -> Any:
+    def called(*arguments: Any) -> Any:
+        WAYS[way] += 1
+        return function(*arguments)
+
+    return called
+
+
+MANY_HOPS = {"shapes": ("chain", "tree", "cycle"), "most_aliases": 4, "most_queries": 2, "rows": (24, 40)}
+
+
+@pytest.mark.parametrize("memory", [2048, 1 << 28])
+@settings(COMMON, max_examples=10)
+@given(case=cases(**MANY_HOPS))
+def test_oracle_one_task_that_runs_all_hops_gives_what_many_would(tiny: None, memory: int, case: Case) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(epoch, "task_memory", lambda *_: memory)
+        patch.setattr(task, "_all_here", noted("at once", task._all_here))
+        patch.setattr(task, "later_hop", noted("slice by slice", task.later_hop))
+        check_case(case, most_tasks=1)
+
+
+def test_epochs_of_one_task_were_cut_into_slices_and_were_not() -> None:
+    """Looks at what the test before has met: otherwise it would show nothing."""
+    if not WAYS:
+        pytest.skip("the test before did not run")
+    assert min(WAYS["at once"], WAYS["slice by slice"]) >= 5
 
 
 class Merges:
@@ -238,7 +271,7 @@ def test_merges_that_are_given_time_leave_few_runs_and_no_old_files(tmp_path: Pa
 # ---------------------------------------------------------------- zone maps
 
 
-def timed(windows: tuple[tuple[str, str], ...]) -> tuple[Plan, pa.Schema]:
+def timed(windows: tuple[tuple[str, str], ...], outputs: tuple[str, ...] = ("id",)) -> tuple[Plan, pa.Schema]:
     """Three streams on one key; these pairs of aliases within five seconds of each other."""
     columns = (("id", "bigint"), ("d0", "bigint"), ("ts", "timestamp"))
     relations = {f"r{i}": Relation(f"r{i}", columns, "ts", 10**9) for i in range(3)}
@@ -248,7 +281,7 @@ def timed(windows: tuple[tuple[str, str], ...]) -> tuple[Plan, pa.Schema]:
     builder.windows = [
         Window(builder.ref(one, "ts"), builder.ref(other, "ts"), -5 * SECOND, 5 * SECOND) for one, other in windows
     ]
-    builder.outputs = [builder.ref(alias, "id") for alias, _ in builder.aliases]
+    builder.outputs = [builder.ref(alias, column) for alias, _ in builder.aliases for column in outputs]
     graph = builder.query(ttl=False).graph
     plan = build_plan({"q": graph}, relations, {"q": fixed(graph)}, tuple(relations))
     return plan, pa.schema([(c, ARROW[k]) for c, k in columns])
@@ -291,6 +324,41 @@ def test_segments_outside_a_window_are_left_out_and_no_others(
         expected[times] += all(abs(at[one] - at[other]) <= 5 for one, other in windows)
     assert found == +expected
     assert skipped > 0
+
+
+# ---------------------------------------------------------------- the zone's name
+
+
+@pytest.mark.parametrize("compress_above", [None, "0"], ids=["flat", "deep"])
+@pytest.mark.parametrize("release", ["before", "now"])
+def test_what_a_session_calls_its_zone_is_no_part_of_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compress_above: str | None, release: str
+) -> None:
+    plan, schema = timed((), ("id", "ts"))
+    config = Config(sync=False, tasks=1, fan_in=2, merge_share=0.9, compress_above=compress_above)
+    found: Counter[tuple[int, ...]] = Counter()
+    with LocalEngine(tmp_path, plan, config) as engine:
+        zones = ("Etc/UTC", "Etc/UTC", "Etc/UTC") if release == "before" else ("UTC", "Etc/UTC", "Asia/Tokyo")
+        for number, zone in enumerate((*zones, "GMT", "UTC")):
+            with monkeypatch.context() as patch:
+                if release == "before" and number < 3:
+                    # Releases before wrote and read the session's name for the zone.
+                    for place in ("runtime.bucketise.in_utc", "state.reader.in_utc", "state.deep.schema_in_utc"):
+                        patch.setattr(f"plait.{place}", lambda table: table)
+                else:
+                    monkeypatch.setattr(reader, "_open", OrderedDict())
+                moments = [START + dt.timedelta(hours=number), None]
+                named = schema.set(2, pa.field("ts", pa.timestamp("us", zone)))
+                columns = ([number, -1 - number], [1, 1], moments)
+                rows = pa.table([pa.array(c, t) for c, t in zip(columns, named.types, strict=True)], schema=named)
+                added = engine.run(dict.fromkeys(plan.ranks, rows))["q"]
+            found.update(zip(*(added.column(n).to_pylist() for n in added.column_names[::2]), strict=True))
+        (info, *_) = engine.live.segments["r0[d0]"]
+        assert info.tier > 0, "nothing was merged"
+        kept = state_tables(engine)["r0[d0]"]
+    every = [n for number in range(5) for n in (number, -1 - number)]
+    assert found == Counter(product(every, repeat=3))
+    assert kept.schema.field("ts").type == pa.timestamp("us", "UTC")
 
 
 # ---------------------------------------------------------------- a hot key

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from plait.errors import SourceError
-from plait.serve.progress import dashboard, watch
+from plait.serve.progress import REPORTS_KEPT, Totals, dashboard, watch
 
 REPORT: dict[str, Any] = {
     "epoch": 0,
@@ -52,7 +52,7 @@ class ScriptedRun:
         return True
 
 
-def shown(run: ScriptedRun, terminal: bool = False) -> tuple[bool, str]:
+def shown(run: ScriptedRun, terminal: bool = False) -> tuple[int, str]:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
     stopped = watch(run, console)  # type: ignore[arg-type]
     assert isinstance(console.file, io.StringIO)
@@ -88,4 +88,20 @@ def test_a_failed_run_raises_its_error() -> None:
 
 
 def test_before_the_first_epoch_there_is_something_to_see() -> None:
-    assert dashboard([]) == "waiting for the first epoch …"
+    assert dashboard(Totals()) == "waiting for the first epoch …"
+
+
+def test_a_long_run_is_summed_up_and_few_reports_are_held() -> None:
+    totals = Totals()
+    window: list[dict[str, Any]] = []
+    for epoch in range(1000):
+        window = [*window[-127:], REPORT | {"epoch": epoch}]
+        totals.add(window)
+    assert (totals.epochs, totals.rows_in, totals.rows_out) == (1000, {"a": 1_000_000, "b": 500_000}, {"q": 42_000})
+    assert totals.seconds == pytest.approx(500)
+    assert list(totals.recent) == list(range(1000 - REPORTS_KEPT, 1000))
+    # What Spark says of an epoch comes later than what the engine does.
+    totals.add([REPORT | {"epoch": 999, "spark_seconds": {"addBatch": 0.3}}, REPORT | {"epoch": 3}])
+    assert totals.last is not None
+    assert totals.last["spark_seconds"] == {"addBatch": 0.3}
+    assert (totals.epochs, len(totals.recent)) == (1000, REPORTS_KEPT)

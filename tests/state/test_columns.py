@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from plait.state.columns import from_raw, gather, raw, single, take, take_table
+from plait.state.columns import from_raw, gather, in_utc, raw, single, take, take_table
 
 ARRAYS = {
     "int8": pa.array([1, -2, 3, 4, 5], pa.int8()),
@@ -102,3 +102,22 @@ def test_a_table_keeps_its_schema_when_rows_are_taken() -> None:
     assert taken.schema == table.schema
     assert taken.to_pydict() == {"n": [5, 1], "s": ["long enough", ""]}
     assert take_table(table, rows([])).schema == table.schema
+
+
+def test_zones_are_called_utc_however_deep_they_lie_and_no_value_moves() -> None:
+    there, utc = pa.timestamp("us", "Etc/UTC"), pa.timestamp("us", "UTC")
+
+    def kinds(zone: pa.DataType) -> list[pa.DataType]:
+        struct = pa.struct([("a", zone), ("b", pa.list_(pa.struct([("c", zone)])))])
+        return [zone, pa.list_(zone), pa.map_(pa.string(), zone), struct, pa.timestamp("us"), pa.int64()]
+
+    values = [[5, None], [[5], None], [[("k", 5)], None], [{"a": 5, "b": [{"c": 6}]}, None], [5, None], [5, None]]
+    tables = [
+        pa.table([pa.array(v, k) for v, k in zip(values, kinds(zone), strict=True)], names=list("abcdef"))
+        for zone in (there, utc)
+    ]
+    found = in_utc(tables[0])
+    assert found.schema.types == kinds(utc)
+    assert found.equals(tables[1])
+    assert found.column("a").chunk(0).buffers()[1].address == tables[0].column("a").chunk(0).buffers()[1].address
+    assert in_utc(tables[1]) is tables[1]

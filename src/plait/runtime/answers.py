@@ -162,7 +162,7 @@ class Committed:
         """Merged by Spark; few groups are merged here, which spares reading their files and a part of the plan."""
         assert source.maintained is not None
         name, groups = source.name, self.live.groups
-        few = sum(file.bytes for file in self.live.files.get(name, ())) <= FEW_BYTES
+        few = sum(file.weight for file in self.live.files.get(name, ())) <= FEW_BYTES
         table = self._groups(name, narrowing) if few or (narrowing and name not in groups.wide) else None
         if table is not None and table.nbytes <= FEW_BYTES:
             return self.rows.here(source.columns, table)
@@ -203,7 +203,7 @@ class Committed:
         names = (source.name, *(partners.other for partners in asked))
         queries = [self.rows.plan.query_by_name[name] for name in names]
         files = [self.live.files.get(name, ()) for name in names]
-        if any(q.select or q.where for q in queries) or any(sum(f.bytes for f in fs) > SMALL_BYTES for fs in files):
+        if any(q.select or q.where for q in queries) or any(sum(f.weight for f in fs) > SMALL_BYTES for fs in files):
             return None
         if not files[0]:
             return self.rows.read(source.columns, ())
@@ -299,15 +299,15 @@ class Sources:
     def merged(self, rows: ResultRows, residual: Residual, source: Source) -> list[ResultFile]:
         """A file that stands for all files of a source so far, if there are many; else none."""
         files = self.live.files.get(source.name, ())
-        old = sum(file.bytes for file in files if file.whole)
+        old = sum(file.weight for file in files if file.whole)
         parts = [file for file in files if not file.whole]
-        new = sum(file.bytes for file in parts)
+        new = sum(file.weight for file in parts)
         few = len(parts) < (MERGE_FILES if source.maintained is not None else MOST_FILES)
         if (few and new <= SMALL_BYTES) or (4 * new < old and len(parts) < MOST_FILES):
             return []
         if (groups := self.live.groups.of(source.name, files, rows)) is not None:
             return rows.written_here(source.name, groups, whole=True)
-        small = sum(file.bytes for file in files) <= SMALL_BYTES
+        small = sum(file.weight for file in files) <= SMALL_BYTES
         frame = read(residual, source, rows, files, files)
         whole = frame if source.maintained is None else merged(frame, source.maintained)
         if small:
@@ -323,7 +323,7 @@ def read(
     If `every` file that the query reads is small, all is put into one partition: then Spark needs no exchange.
     """
     query = rows.plan.query_by_name[source.name]
-    files, small = list(files), sum(file.bytes for file in every) <= SMALL_BYTES
+    files, small = list(files), sum(file.weight for file in every) <= SMALL_BYTES
     made = [file for file in files if file.whole or file.grouped]
     frames = [rows.read(source.columns, made)] if made else []
     if len(made) < len(files) or not made:
@@ -336,7 +336,7 @@ def read(
 
 def mergeable(files: Sequence[ResultFile]) -> bool:
     """Whether files hold groups, and not too many to be merged here."""
-    return all(file.whole or file.grouped for file in files) and sum(file.bytes for file in files) <= SMALL_BYTES
+    return all(file.whole or file.grouped for file in files) and sum(file.weight for file in files) <= SMALL_BYTES
 
 
 def output_mode(name: str, residual: Residual | None, asked: str | None) -> str:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +37,7 @@ from plait.query.plan import (
     watermark_ms,
 )
 from plait.runtime.exchange import SCHEMA, Cut, Outbox
-from plait.state.columns import single, take
+from plait.state.columns import in_utc, single, take
 from plait.state.keys import hash_key, null_rows
 from plait.state.sets import packed, tested
 
@@ -132,14 +133,18 @@ def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[p
 def buckets(batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochParameters) -> Iterator[pa.RecordBatch]:
     """The work of one source task: selected rows in, buckets and one descriptor out."""
     counted = _Counts(source.relation)
-    for table in _slices(batches):
+    for table in map(in_utc, _slices(batches)):
         outbox = Outbox()
+        counted.row_bytes = max(counted.row_bytes, table.nbytes / table.num_rows)
         timely = _admitted(table, source, parameters, counted)
         if source.travels_whole(parameters.tasks):
             outbox.ship_to(0, source.edges[0].id, timely)
         else:
             for edge in source.edges:
                 outbox.ship(edge.id, _bucket(timely, source, edge, parameters.clock_us), parameters.tasks)
+                if outbox.held >= _SLICE_BYTES:
+                    # A large slice is held once, sorted, not once for every edge.
+                    yield from outbox.batches()
         yield from outbox.batches()
     outbox = Outbox()
     outbox.note(0, kind="source", **asdict(counted))
@@ -174,13 +179,15 @@ class _Counts:
     """With an event time so far ahead that it moves no watermark."""
     max_event_ms: int | None = None
     marks_ms: dict[str, int] = field(default_factory=dict)
+    row_bytes: float = 0.0
+    """Mean bytes of a row in the slice with the widest ones."""
 
 
 def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Tables of bounded size, so that a large file costs no more memory than a small one."""
+    """Tables of bounded size, so that a large file, or one of wide rows, costs no more memory than a small one."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in batches:
+    for batch in chain.from_iterable(map(_pieces, batches)):
         held.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
@@ -189,6 +196,13 @@ def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             held, rows, size = [], 0, 0
     if rows:
         yield pa.Table.from_batches(held)
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in pieces of at most a slice; nothing is copied."""
+    step = max(1, batch.num_rows * _SLICE_BYTES // max(1, batch.nbytes))
+    for begin in range(0, batch.num_rows, step):
+        yield batch.slice(begin, step)
 
 
 def _admitted(table: pa.Table, source: Input, parameters: EpochParameters, counted: _Counts) -> pa.Table:

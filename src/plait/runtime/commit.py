@@ -45,6 +45,8 @@ class Collected:
     max_event_ms: dict[str, int] = field(default_factory=dict)
     marks_ms: dict[str, int] = field(default_factory=dict)
     let_go: dict[str, int] = field(default_factory=dict)
+    row_bytes: float = 0.0
+    """Mean bytes of the widest rows that sources have read."""
     edges: dict[int, EdgeCount] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     keys: dict[str, float] = field(default_factory=dict)
@@ -72,8 +74,11 @@ def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
 
 def _source(account: Collected, note: Mapping[str, object]) -> None:
     relation, event, marks = note["relation"], note["max_event_ms"], note["marks_ms"]
+    width = note["row_bytes"]
     assert isinstance(relation, str)
     assert isinstance(marks, dict)
+    assert isinstance(width, int | float)
+    account.row_bytes = max(account.row_bytes, width)
     counts = (
         (account.rows_in, "rows"),
         (account.rows_late, "late"),

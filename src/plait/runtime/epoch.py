@@ -26,6 +26,7 @@ from plait.query.observed import KeyCount, Observed
 from plait.query.plan import Plan, horizon_us, watermark_ms
 from plait.runtime import commit as commits
 from plait.runtime.answers import Sources
+from plait.runtime.batches import Batches
 from plait.runtime.behind import Behind
 from plait.runtime.bucketise import PROPERTY, EpochParameters
 from plait.runtime.deliver import arrive, deliver
@@ -128,6 +129,8 @@ class Driver:
     """What the last epoch took: merging gets its share of as much."""
     arriving: Mapping[int, float] = field(default_factory=dict)
     """Which share of its keys got as far as a node of the plan, in the last epoch."""
+    batches: Batches = field(default_factory=Batches)
+    """How large the batches are that Spark hands to tasks."""
     last_work: float | None = None
     """Seconds that the tasks of the last epoch worked, all together; before the first, as many as are expected."""
 
@@ -258,7 +261,10 @@ def join(epoch: Epoch) -> None:
     """Exchange, append, probe and materialise: one Spark job, one exchange per hop."""
     assert epoch.task is not None
     task = epoch.task
+    batches, session = epoch.driver.batches, epoch.buckets.sparkSession
+    batches.for_sources(session)
     buckets = planned(epoch.buckets)
+    batches.for_buckets(session)
     if epoch.number in epoch.driver.tables:
         buckets = buckets.union(epoch.driver.tables[epoch.number])
     rows = exchange(buckets, task.tasks)
@@ -271,6 +277,7 @@ def join(epoch: Epoch) -> None:
     notes = [bytes(row.payload) for row in rows.collect()]
     reached("commit.1", epoch.number)
     epoch.account = commits.collected(notes, task.plan)
+    batches.saw(epoch.account.row_bytes)
 
 
 def finish(epoch: Epoch) -> None:

@@ -70,6 +70,8 @@ class ResultWriter:
         self.results = results
         self.sync = sync and results is not None and results.local
         self.rows = 0
+        self.unpacked = 0
+        """Bytes of the rows in memory."""
         self._path = ""
         self._full = ""
         """Where it is written: its place, or one on this host until it is uploaded."""
@@ -86,6 +88,7 @@ class ResultWriter:
         self.rows += batch.num_rows
         if self.results is None:
             return
+        self.unpacked += batch.nbytes
         try:
             if self._writer is None:
                 self._open(batch.schema)
@@ -113,7 +116,7 @@ class ResultWriter:
                 self.results.upload(file, self._path)
             os.unlink(self._full)
         digest = self._out.digest.hexdigest()
-        return [ResultFile(self.query, self._path, self.rows, self._out.size, digest, whole, grouped)]
+        return [ResultFile(self.query, self._path, self.rows, self._out.size, digest, whole, grouped, self.unpacked)]
 
     def abandon(self) -> None:
         """Removes what was written: the task has failed."""

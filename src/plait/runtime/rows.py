@@ -28,7 +28,8 @@ from plait.state.manifest import ResultFile
 from plait.state.remote import RemoteFiles
 
 SMALL_BYTES = 32 << 20
-"""Up to this much, Spark works in one task and its rows pass through the driver: that needs no exchange."""
+"""Up to this much in memory, Spark works in one task and its rows pass through the driver: that needs no exchange."""
+_ROWS_AT_A_TIME = 1024
 
 
 @dataclass
@@ -96,7 +97,7 @@ class ResultRows:
             return []
         self.known.update(candidate.path for candidate in candidates)
         rows = finish(self.read(query.columns, candidates), query)
-        small = sum(candidate.bytes for candidate in candidates) <= SMALL_BYTES
+        small = sum(candidate.weight for candidate in candidates) <= SMALL_BYTES
         files = self.written_here(query.name, rows.toArrow()) if small else self.written(query.name, rows)
         for candidate in candidates:
             self.checkpoint.results.delete(candidate.path)
@@ -135,10 +136,10 @@ class ResultRows:
             with TemporaryDirectory(prefix="plait-results-", dir=scratch_dir()) as folder:
                 here = os.path.join(folder, "written.parquet")
                 results.download(written, here)
-                count = pq.read_metadata(here).num_rows
+                count, unpacked = _counted(here)
                 size, checksum = _measured(LocalFiles(folder, sync=False), "written.parquet")
         else:
-            count = pq.read_metadata(results.where(written)).num_rows
+            count, unpacked = _counted(results.where(written))
         if not count:
             return None
         path = f"{results_folder(query)}/{uuid.uuid4().hex}.parquet"
@@ -148,7 +149,7 @@ class ResultRows:
             if self.checkpoint.config.sync:
                 sync_file(results.where(path))
                 sync_results(results.root, path)
-        return ResultFile(query, path, count, size, checksum, whole)
+        return ResultFile(query, path, count, size, checksum, whole, unpacked=unpacked)
 
     def kept(self, sinks: Mapping[str, Sink]) -> set[str]:
         """Result files that must stay: those of queries whose rows are kept, and those not delivered yet."""
@@ -207,6 +208,20 @@ def _measured(files: Files, name: str) -> tuple[int, str]:
         digest.update(block)
         size += len(block)
     return size, digest.hexdigest()
+
+
+def _counted(path: str) -> tuple[int, int]:
+    """Rows of a Parquet file, and the bytes of them in memory as far as SMALL_BYTES: beyond, nobody asks how many.
+
+    The file's own sizes do not say that: they are those of encoded columns.
+    """
+    unpacked = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_ROWS_AT_A_TIME):
+            unpacked += batch.nbytes
+            if unpacked > SMALL_BYTES:
+                break
+        return file.metadata.num_rows, unpacked
 
 
 def _verify(files: Files, name: str, file: ResultFile) -> None:

@@ -14,7 +14,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from plait.errors import without_secrets
+from plait.runtime.batches import BATCH_BYTES, LIMIT
 from plait.runtime.java import require_java
+from plait.runtime.memory import machine_memory
 
 SETTINGS = {
     # An epoch is one small job: re-planning it at run time costs more than it can gain.
@@ -36,16 +38,14 @@ SETTINGS = {
     "spark.shuffle.compress": "false",
     # Spark never checks these sums, it only explains a failed fetch with them: a file more for every task.
     "spark.shuffle.checksum.enabled": "false",
-    # With a limit in bytes Spark adds up all columns' sizes after every row: a fifth of what a source task does.  The
-    # limit in rows (maxRecordsPerBatch) stays.
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    # Until the first epoch has shown that rows are narrow.
+    LIMIT: str(BATCH_BYTES),
     # Spark's default manager starts a `readlink` process eight times for every log file it renames, 48 an epoch with
     # four sources; this one renames.  Its second checksum file beside Hadoop's own is as dear: 24 threads an epoch.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    "spark.driver.memory": "2g",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     # Hadoop runs `chmod` for every file it makes; vfork starts it without a helper process in between.
@@ -68,7 +68,7 @@ def session(app: str = "plait", master: str | None = None, settings: Mapping[str
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     cores = os.cpu_count() or 2
     master = master or f"local[{cores},3]"
-    chosen = {**SETTINGS, **(settings or {})}
+    chosen = {**SETTINGS, "spark.driver.memory": _heap(), **(settings or {})}
     if any(_is_secret(key, value) for key, value in chosen.items()):
         _start_java({"spark.master": master, "spark.app.name": app, **chosen})
     builder = SparkSession.builder.appName(app).master(master)
@@ -93,6 +93,11 @@ def _start_java(settings: Mapping[str, str]) -> None:
         if not _is_secret(key, value):
             public.set(key, value)
     SparkContext._ensure_initialized(conf=public)
+
+
+def _heap() -> str:
+    """Java's heap: 2 GB, or a quarter of what this machine, or the memory cgroup around, can give."""
+    return f"{max(512, min(2048, machine_memory() // 4 >> 20))}m"
 
 
 def forget_origins(spark: SparkSession) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from plait.serve.pipeline import Pipeline
 
 ERROR_EXIT = 2
+SIGNAL_EXIT = 128
+"""What a shell adds to the number of a signal that ends a command: 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 class Formats(StrEnum):
@@ -99,23 +101,30 @@ def demo(
 def run(file: PipelineFile) -> None:
     """Run the queries of a pipeline file until its sources end or Ctrl-C."""
     from plait.serve import pipeline as pipelines
-    from plait.serve.progress import watch
+    from plait.serve.progress import interrupts, watch
 
     pipeline = pipelines.load(file)
     require_java()
     import plait
 
     console = Console()
-    spark = _session(pipeline)
-    try:
-        with plait.Engine(spark, checkpoint=pipeline.checkpoint, config=pipeline.config) as engine:
-            pipelines.build(pipeline, engine, spark)
-            every = pipeline.every
-            started = engine.start(available_now=True) if every is None else engine.start(every=every)
-            stopped = watch(started, console)
-    finally:
-        spark.stop()
-    console.print("Stopped; run again to continue from the checkpoint." if stopped else "Done: all sources are read.")
+    # From here on a signal is noted, and heeded where it does no harm; PySpark takes Ctrl-C over when it starts.
+    with interrupts() as signals:
+        spark = _session(pipeline)
+        with interrupts(signals):
+            try:
+                with plait.Engine(spark, checkpoint=pipeline.checkpoint, config=pipeline.config) as engine:
+                    pipelines.build(pipeline, engine, spark)
+                    every = pipeline.every
+                    started = engine.start(available_now=True) if every is None else engine.start(every=every)
+                    watch(started, console, signals)
+            finally:
+                spark.stop()
+    if not signals:
+        console.print("Done: all sources are read.")
+        return
+    console.print("Stopped; run again to continue from the checkpoint.")
+    raise typer.Exit(SIGNAL_EXIT + signals[0])
 
 
 @app.command()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -23,18 +25,23 @@ if TYPE_CHECKING:
 Progress = Mapping[str, Any]
 LOOK_EVERY_SECONDS = 0.2
 SWITCHES_SHOWN = 3
+REPORTS_KEPT = 10
+"""Progress reports that a display holds: what is shown of the past is summed up."""
 
 
-def watch(run: Run, console: Console) -> bool:
-    """Show `run` until it ends; True if the user stopped it.  A failed run raises its PlaitError."""
-    with _interrupts() as interrupted:
+def watch(run: Run, console: Console, interrupted: list[int] | None = None) -> int:
+    """Show `run` until it ends; the signal that stopped it, else 0.  A failed run raises its PlaitError.
+
+    `interrupted` are the signals that came before.
+    """
+    with interrupts(interrupted) as interrupted:
         show = _show_live if console.is_terminal else _show_lines
         show(run, console, interrupted)
         if interrupted:
             console.print("stopping …")
             run.stop()
         run.await_termination()
-    return bool(interrupted)
+    return interrupted[0] if interrupted else 0
 
 
 def epoch_seconds(progress: Progress) -> float:
@@ -77,19 +84,48 @@ def in_bytes(n: float) -> str:
     return f"{n:.1f} TiB"
 
 
-def dashboard(history: Sequence[Progress]) -> RenderableType:
-    """All there is to see after the last of these epochs."""
-    if not history:
+@dataclass
+class Totals:
+    """What all epochs of a run add up to.  Few reports are kept, however long the run is."""
+
+    recent: dict[int, Progress] = field(default_factory=dict)
+    """The newest reports by epoch, oldest first."""
+    epochs: int = 0
+    rows_in: Counter[str] = field(default_factory=Counter)
+    rows_out: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def last(self) -> Progress | None:
+        """The newest report."""
+        return self.recent[next(reversed(self.recent))] if self.recent else None
+
+    def add(self, reports: Iterable[Progress]) -> None:
+        """Takes in the reports that are new, and what has come to others since, such as Spark's parts of them."""
+        for report in reports:
+            epoch = report["epoch"]
+            if not self.recent or epoch > next(reversed(self.recent)):
+                self.epochs += 1
+                self.rows_in.update(report.get("rows_in", {}))
+                self.rows_out.update(report.get("rows_out", {}))
+                self.seconds += epoch_seconds(report)
+                self.recent[epoch] = report
+            elif epoch in self.recent:
+                self.recent[epoch] = report
+        for old in list(self.recent)[:-REPORTS_KEPT]:
+            del self.recent[old]
+
+
+def dashboard(totals: Totals) -> RenderableType:
+    """All there is to see after the last epoch."""
+    last = totals.last
+    if last is None:
         return "waiting for the first epoch …"
-    last = history[-1]
-    seconds = sum(epoch_seconds(p) for p in history)
-    rows = sum(_total(p, "rows_in") for p in history)
+    seconds, rows = totals.seconds, totals.rows_in.total()
     facts = Table.grid(padding=(0, 2))
     facts.add_row("epoch", f"{last.get('epoch')}", "this epoch", f"{epoch_seconds(last):.2f} s")
     facts.add_row("rows in", f"{_total(last, 'rows_in'):,}", "rows/s", f"{rows / seconds if seconds else 0:,.0f}")
-    facts.add_row(
-        "results", f"{sum(_total(p, 'rows_out') for p in history):,}", "late", f"{_total(last, 'rows_late'):,}"
-    )
+    facts.add_row("results", f"{totals.rows_out.total():,}", "late", f"{_total(last, 'rows_late'):,}")
     facts.add_row("state", f"{last.get('state_rows', 0):,} rows", "on disk", in_bytes(last.get("state_bytes", 0)))
     steps = "  ".join(f"{step} {s:.3f}" for step, s in last.get("seconds", {}).items() if step != "total")
     orders = Table("query", "input", "probes, in order", box=None)
@@ -105,12 +141,12 @@ def switches(progress: Progress) -> list[str]:
 
 
 def _show_live(run: Run, console: Console, interrupted: Sequence[int]) -> None:
-    seen: dict[int, Progress] = {}
+    totals = Totals()
     with Live(console=console, refresh_per_second=8, transient=False) as live:
         while True:
             active = run.is_active
-            seen.update((p["epoch"], p) for p in run.recent_progress)
-            live.update(dashboard([seen[e] for e in sorted(seen)]))
+            totals.add(run.recent_progress)
+            live.update(dashboard(totals))
             if interrupted or not active:
                 return
             time.sleep(LOOK_EVERY_SECONDS)
@@ -133,9 +169,12 @@ def _show_lines(run: Run, console: Console, interrupted: Sequence[int]) -> None:
 
 
 @contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Collects the first SIGINT or SIGTERM instead of raising it: PySpark's handler would cancel the epoch's job."""
-    caught: list[int] = []
+def interrupts(caught: list[int] | None = None) -> Iterator[list[int]]:
+    """Collects the first SIGINT or SIGTERM instead of raising it: PySpark's handler would cancel the epoch's job.
+
+    PySpark sets its own handler when a session begins: what waits for signals before that must do so again after it.
+    """
+    caught = [] if caught is None else caught
 
     def note(number: int, _frame: object) -> None:
         if caught:

@@ -6,13 +6,12 @@ A thread adds up the progress reports: an engine keeps only the newest of them.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import PlaitError
 from plait.serve import pipeline as pipelines
-from plait.serve.progress import Progress, epoch_seconds
+from plait.serve.progress import Totals, epoch_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,9 +29,7 @@ class Background:
 
         self.pipeline = pipeline
         self.closed = self.told = False
-        self.seen: dict[int, Progress] = {}
-        self.rows_in: Counter[str] = Counter()
-        self.rows_out: Counter[str] = Counter()
+        self.totals = Totals()
         self.engine = plait.Engine(spark, checkpoint=pipeline.checkpoint, config=pipeline.config)
         try:
             self.handles = pipelines.build(pipeline, self.engine, spark)
@@ -71,25 +68,21 @@ class Background:
     def count(self) -> None:
         """Adds up the reports that have come since the last time."""
         with self._lock:
-            for progress in self.run.recent_progress:
-                if progress["epoch"] not in self.seen:
-                    self.rows_in.update(progress["rows_in"])
-                    self.rows_out.update(progress["rows_out"])
-                self.seen[progress["epoch"]] = progress
+            self.totals.add(self.run.recent_progress)
 
     def row_of(self, query: QuerySpec) -> dict[str, Any]:
         """One line of SHOW QUERIES."""
         handle = self.handles[query.name]
         parts = [self.engine.plan.query_by_name[name] for name in handle.joins]
         streams = {relation for part in parts for _, relation in part.relations}
-        last = self.seen[max(self.seen)] if self.seen else {}
+        last = self.totals.last
         return {
             "name": query.name,
             "mode": handle.output_mode,
             "state": self.state,
-            "epochs": len(self.seen),
-            "rows_in": sum(self.rows_in[stream] for stream in streams),
-            "rows_out": sum(self.rows_out[part.name] for part in parts),
+            "epochs": self.totals.epochs,
+            "rows_in": sum(self.totals.rows_in[stream] for stream in streams),
+            "rows_out": sum(self.totals.rows_out[part.name] for part in parts),
             "last_epoch_seconds": round(epoch_seconds(last), 3) if last else None,
         }
 

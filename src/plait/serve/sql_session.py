@@ -11,7 +11,6 @@ import dataclasses
 import os
 import re
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,7 +94,6 @@ class Session:
         self.streams = {s.name.lower(): s for s in pipeline.streams}
         self.tables = {t.name.lower(): t for t in pipeline.tables}
         self.queries = {q.name.lower(): q for q in pipeline.queries}
-        self._printing = threading.Lock()
         self._does: Mapping[str, Callable[[Statement], None]] = {
             "select": lambda s: self.select(s.text),
             "explain": lambda s: self.explain(s.text, s.stages),
@@ -164,13 +162,12 @@ class Session:
         unread: list[BrokenPipeError] = []
 
         def print_epoch(rows: DataFrame, epoch: int) -> None:
-            with self._printing:
-                self.say(f"epoch {epoch}", "bold")
-                try:
-                    self.say(self._written(writer, rows), "dim")
-                except BrokenPipeError as error:
-                    unread.append(error)
-                    self.interrupts.noted += 1
+            self.say(f"epoch {epoch}", "bold")
+            try:
+                self.say(self._written(writer, rows), "dim")
+            except BrokenPipeError as error:
+                unread.append(error)
+                self.interrupts.noted += 1
 
         handle.foreach_batch(print_epoch)
         run = engine.start(every=self.pipeline.every or FOLLOW_EVERY)
@@ -216,9 +213,9 @@ class Session:
         try:
             self._watch(run, counting)
         except Stopped:
-            # Not while an epoch is being printed; and what it says now comes of being stopped.
-            with self._printing, suppress(PlaitError):
-                run.stop()
+            # An epoch that is being printed is printed to its end.  What the run says now comes of being stopped.
+            with suppress(PlaitError):
+                run.stop(wait=self.settings.follow)
             raise
 
     def _watch(self, run: Run, counting: bool) -> None:

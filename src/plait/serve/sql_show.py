@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 Shown = tuple[list[str], list[list[Any]]]
 
-PROGRESS_SHOWN = 10
-
 
 def queries(session: Session) -> Shown:
     """The pipeline's queries, and how far they are."""
@@ -48,10 +46,8 @@ def progress(session: Session) -> Shown:
         raise QueryError("NOT_STARTED", "nothing runs in the background", "START the pipeline")
     if not session.background.closed:
         session.background.count()
-    seen = session.background.seen
     rows = []
-    for epoch in sorted(seen)[-PROGRESS_SHOWN:]:
-        report = seen[epoch]
+    for epoch, report in list(session.background.totals.recent.items()):
         sums = [sum(report[key].values()) for key in ("rows_in", "rows_out", "rows_late")]
         size = in_bytes(report["state_bytes"]) if session.settings.format == "table" else report["state_bytes"]
         rows.append([epoch, *sums, report["state_rows"], size, round(epoch_seconds(report), 3)])

@@ -4,7 +4,8 @@
     catalog.json  the registered queries    fence/        one file per driver that ever started
     log/          manifests                 receipts/     sinks that have taken an epoch
     results/      rows of queries without sink            spark/  Spark's own checkpoint
-    statistics.json  what the optimiser has learnt        spark_names.json  names of Spark's sources
+    settings.json what Spark's settings made of SQL       statistics.json  what the optimiser has learnt
+    catalog/      versions of the catalog                 spark_names.json  names of Spark's sources
     state/        segments, unless `Config.state_dir` says where: then `<state_dir>/<id>`, with owner.json, owner.lock
 
 Contract.  `open` creates what is missing, takes the lock, then the next fencing token.  The lock refuses a second
@@ -141,6 +142,14 @@ class Checkpoint:
     def put_catalog(self, catalog: dict[str, Any]) -> bool:
         """Store the catalog unless there is one; whether it was stored."""
         return self.files.put_if_absent("catalog.json", seal("plait-catalog", catalog))
+
+    def settings(self, now: dict[str, str]) -> dict[str, str]:
+        """The settings that the checkpoint was made with: `now`, if none are recorded yet."""
+        data = self.files.read("settings.json")
+        if data is None:
+            self.files.put_if_absent("settings.json", seal("plait-settings", now))
+            data = self.files.read("settings.json") or b""
+        return unseal("plait-settings", data, self.files.where("settings.json"), "CHECKPOINT_CORRUPT")
 
     def statistics(self) -> dict[str, Any] | None:
         """What `put_statistics` stored last.  It is advice only: None if there is none, or it cannot be read."""

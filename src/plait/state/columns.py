@@ -19,6 +19,45 @@ _WIDTHS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64, 128: np.complex
 """A type of that many bits, to move values as they are; of 128 bits numpy has no integers."""
 
 
+_UTC = "UTC"
+
+
+def in_utc(table: pa.Table) -> pa.Table:
+    """The same rows with every time zone called UTC; no value moves.
+
+    A timestamp with a zone is an instant, and the name is that of the session it was read in.  Rows that rest must not
+    depend on it: Arrow does not put columns together whose zones have different names.
+    """
+    schema = table.schema
+    wanted = schema_in_utc(schema)
+    return table if wanted is schema else table.cast(wanted)
+
+
+def schema_in_utc(schema: pa.Schema) -> pa.Schema:
+    """The schema of `in_utc`; the same object where nothing changes."""
+    fields = [_field_in_utc(field) for field in schema]
+    changed = any(new.type != old.type for new, old in zip(fields, schema, strict=True))
+    return pa.schema(fields, schema.metadata) if changed else schema
+
+
+def _field_in_utc(field: pa.Field) -> pa.Field:
+    return field.with_type(_type_in_utc(field.type))
+
+
+def _type_in_utc(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return kind if kind.tz in (None, _UTC) else pa.timestamp(kind.unit, _UTC)
+    if pa.types.is_map(kind):
+        return pa.map_(_field_in_utc(kind.key_field), _field_in_utc(kind.item_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_field_in_utc(kind.value_field))
+    if pa.types.is_list(kind):
+        return pa.list_(_field_in_utc(kind.value_field))
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_in_utc(kind.field(i)) for i in range(kind.num_fields)])
+    return kind
+
+
 def single(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """The column in one chunk."""
     if isinstance(column, pa.Array):

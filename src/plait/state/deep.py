@@ -42,7 +42,7 @@ from plait.kernels.filters import ask_filter, build_filter
 from plait.kernels.runs import STRIDE, fence, lookup_fenced
 from plait.query.plan import Store
 from plait.state.cache import CACHE
-from plait.state.columns import single, take
+from plait.state.columns import schema_in_utc, single, take
 from plait.state.files import RESTORE
 from plait.state.home import SegmentHome
 from plait.state.mapped import announce
@@ -203,7 +203,7 @@ class DeepSegment:
             offsets=words("offsets"),
             sizes=words("sizes"),
             sums=words("sums"),
-            schema=pa.ipc.read_schema(content.slice(*index["schema"])),
+            schema=schema_in_utc(pa.ipc.read_schema(content.slice(*index["schema"]))),
             block_rows=index["block_rows"],
             width=index["width"],
             copied=copied,

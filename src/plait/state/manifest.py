@@ -48,6 +48,13 @@ class ResultFile:
     """It stands for all files that earlier epochs have of the query."""
     grouped: bool = False
     """Its rows are those of a maintained aggregate, made by the join's tasks."""
+    unpacked: int = 0
+    """Bytes of its rows in memory, or as many of them as were counted; 0 in files of earlier releases."""
+
+    @property
+    def weight(self) -> int:
+        """What reading it takes: text that repeats is a hundred times larger in memory than in Parquet."""
+        return max(self.bytes, self.unpacked)
 
     @staticmethod
     def from_json(value: dict[str, Any], where: str = "a result file's description") -> ResultFile:

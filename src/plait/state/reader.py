@@ -25,6 +25,7 @@ import xxhash
 
 from plait.errors import CorruptionError, StorageError
 from plait.query.plan import HASH
+from plait.state.columns import in_utc
 from plait.state.deep import DeepSegment
 from plait.state.files import RESTORE, create_file
 from plait.state.home import ATTEMPTS, SegmentHome, wiped
@@ -123,7 +124,7 @@ def _map(full: str, info: SegmentInfo, identity: _Identity, verified_dir: str | 
     # Columns beyond 2 GB of text do not fit one batch; then, and only then, this copies.
     array = hashes.chunk(0) if hashes.num_chunks == 1 else hashes.combine_chunks()
     values = array.to_numpy()
-    return MemoryRun(values, table.drop_columns([HASH]), ends=ends_of(values))
+    return MemoryRun(values, in_utc(table.drop_columns([HASH])), ends=ends_of(values))
 
 
 def _missing(full: str, info: SegmentInfo) -> CorruptionError:

@@ -1,0 +1,99 @@
+"""Rows of 100 KB in one process: slices, batches and result files are measured in bytes of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from plait.config import Config
+from plait.runtime import bucketise, rows
+from plait.runtime.answers import mergeable
+from plait.runtime.batches import BATCH_BYTES, LIMIT, UNLIMITED, Batches
+from plait.runtime.bucketise import EpochParameters, buckets
+from plait.runtime.exchange import decode
+from plait.runtime.results import ResultWriter
+from plait.runtime.rows import SMALL_BYTES
+from plait.runtime.session import SETTINGS
+from plait.share.reoptimise import Planner
+from plait.state.files import LocalFiles
+from tests.share.streams import joined, streams
+
+WIDE = "x" * 100_000
+
+
+def test_a_batch_of_wide_rows_is_worked_through_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Planner({"q": joined("a.k = b.k", "b.m = c.m")}, streams("abc"), Config(replan_epochs=0)).plan
+    source = plan.input_by_relation["b"]
+    assert len(source.edges) == 2
+    monkeypatch.setattr(bucketise, "_SLICE_BYTES", 1 << 20)
+    count = 200_000
+    names = [c.name for c in source.columns]
+    batch = pa.record_batch([pa.array(range(count), pa.int64()) for _ in names], names=names)
+    before, most = pa.total_allocated_bytes(), 0
+    arrived: dict[int, list[int]] = {}
+    for found in buckets([batch], source, EpochParameters(2, None, 0)):
+        most = max(most, pa.total_allocated_bytes() - before)
+        for edge, payload in zip(found.column(1).to_pylist(), found.column(2).to_pylist(), strict=True):
+            if edge >= 0:
+                arrived.setdefault(edge, []).extend(decode(payload).column("id").to_pylist())
+    assert sorted(arrived) == sorted(edge.id for edge in source.edges)
+    assert all(sorted(ids) == list(range(count)) for ids in arrived.values())
+    # Of every slice a sorted copy and its bytes for Spark, whatever the batch weighs and however many edges there are.
+    assert most < 4 << 20 < batch.nbytes
+
+
+class Conf:
+    """The settings of a session."""
+
+    def __init__(self, value: str) -> None:
+        self.values, self.conf = {LIMIT: value}, self
+
+    def get(self, name: str, default: str) -> str:
+        return self.values.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        self.values[name] = value
+
+
+def test_batches_are_limited_in_bytes_until_rows_are_known_to_be_narrow() -> None:
+    session, batches = Conf(SETTINGS[LIMIT]), Batches()
+
+    def limits() -> tuple[str, str]:
+        batches.for_sources(session)  # type: ignore[arg-type]
+        sources = session.values[LIMIT]
+        batches.for_buckets(session)  # type: ignore[arg-type]
+        return sources, session.values[LIMIT]
+
+    limited, free = str(BATCH_BYTES), str(UNLIMITED)
+    assert limits() == (limited, limited)
+    batches.saw(80.0)
+    assert limits() == (free, limited)
+    batches.saw(0.0)
+    assert limits() == (free, limited)
+    batches.saw(1e5)
+    assert limits() == (limited, limited)
+    # What somebody else has set is left alone.
+    session, batches = Conf("12345"), Batches()
+    batches.saw(80.0)
+    assert limits() == ("12345", "12345")
+
+
+def test_a_result_file_weighs_what_its_rows_do_in_memory(tmp_path: Path) -> None:
+    table = pa.table({"k": range(400), "t": [WIDE] * 400})
+    writer = ResultWriter("q", ("k", "t"), LocalFiles(str(tmp_path), sync=False), sync=False)
+    writer.add(table)
+    (file,) = writer.close(grouped=True)
+    assert file.bytes < SMALL_BYTES // 100
+    assert file.weight == table.nbytes > SMALL_BYTES
+    assert not mergeable([file])
+    # Files that Spark has written are counted as far as it matters.
+    assert pq.read_metadata(tmp_path / file.path).row_group(0).total_byte_size < SMALL_BYTES // 100
+    count, unpacked = rows._counted(str(tmp_path / file.path))
+    assert count == 400
+    assert SMALL_BYTES < unpacked < 1.01 * table.nbytes
+    small = table.slice(0, 10).combine_chunks()
+    pq.write_table(small, tmp_path / "small.parquet")
+    assert rows._counted(str(tmp_path / "small.parquet")) == (10, pytest.approx(small.nbytes, rel=0.01))
