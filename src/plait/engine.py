@@ -190,7 +190,7 @@ class Engine:
             watermark_policy=self.spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min") or "min",
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             planner=planner,
-            sources=Sources(self._answers, LiveResults.read(self.checkpoint.log)),
+            sources=Sources(self._answers, LiveResults.read(self.checkpoint.log, self._sinks)),
             tables=reduce(DataFrame.union, tables) if tables else None,
             progress=deque(maxlen=self.config.history),
         )

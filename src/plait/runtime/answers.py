@@ -14,9 +14,10 @@ and anti joins told here (`partners.py`); per source one more in every eighth ep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +32,7 @@ from plait.runtime.partners import Others
 from plait.runtime.rows import SMALL_BYTES, ResultRows
 from plait.runtime.sinks import Sink
 from plait.sql.residual import Residual, Source, finish, merged
-from plait.state.manifest import Manifest, ManifestLog, ResultFile
+from plait.state.manifest import Manifest, ManifestLog, ResultFile, results_after
 
 MODES = ("append", "update", "complete")
 MERGE_FILES = 8
@@ -94,25 +95,47 @@ class LiveResults:
     """The watermark before the last epoch."""
     groups: Groups = field(default_factory=Groups)
 
+    gone: dict[str, float] = field(default_factory=dict)
+    """Files that have been in force, and since when (seconds since 1970) they are not: somebody may still read them."""
+
     @staticmethod
-    def read(log: ManifestLog) -> LiveResults:
-        """As the manifests say."""
+    def read(log: ManifestLog, sinks: Mapping[str, Sink] | None = None) -> LiveResults:
+        """As the manifests say.  Where those of format 3 do not, `sinks` and receipts tell what was handed over."""
         found = LiveResults()
-        for epoch in log.epochs():
-            manifest = log.read(epoch)
-            if manifest is not None:
-                found.committed(manifest)
+        for manifest in log.since_snapshot():
+            if sinks is not None and any(file.passing is None for file in manifest.results):
+                told = partial(_told, sinks, log.receipt(manifest.epoch))
+                manifest = replace(manifest, results=tuple(map(told, manifest.results)))
+            found.committed(manifest)
         return found
 
     def committed(self, manifest: Manifest) -> None:
-        """One more epoch.  A file that is `whole` stands for all before it."""
-        self.new = {}
+        """One more epoch."""
         self.before_ms, self.watermark_ms = manifest.before_ms, manifest.watermark_ms
-        for query in {file.query for file in manifest.results}:
-            mine = tuple(file for file in manifest.results if file.query == query)
-            self.new[query] = tuple(file for file in mine if not file.whole)
-            earlier = () if any(file.whole for file in mine) else self.files.get(query, ())
-            self.files[query] = (*earlier, *mine)
+        self.new = {}
+        for file in manifest.results:
+            if not file.whole:
+                self.new[file.query] = (*self.new.get(file.query, ()), file)
+        before, self.files = self.files, results_after(self.files, manifest)
+        paths = self.paths()
+        now = time.time()
+        self.gone |= {file.path: now for files in before.values() for file in files if file.path not in paths}
+
+    def paths(self) -> set[str]:
+        """Those in force."""
+        return {file.path for files in self.files.values() for file in files}
+
+    def kept(self, since: float) -> set[str]:
+        """Files that must stay: those in force, and those that were until after `since`; the others are forgotten."""
+        self.gone = {path: left for path, left in self.gone.items() if left > since}
+        return self.paths() | self.gone.keys()
+
+
+def _told(sinks: Mapping[str, Sink], receipt: Set[str], file: ResultFile) -> ResultFile:
+    """A result file of format 3: if its sink has taken it and does not keep rows, nobody needs it."""
+    sink = sinks.get(file.query)
+    taken = sink is not None and not sink.keeps_rows and file.query in receipt
+    return replace(file, passing=taken)
 
 
 @dataclass(eq=False)

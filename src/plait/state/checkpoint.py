@@ -10,6 +10,9 @@
 Contract.  `open` creates what is missing, takes the lock, then the next fencing token.  The lock refuses a second
 driver on this machine at once; the token stops a first one that the lock could not see (another machine, a
 file system without locks, a URI) at its next `check_fence`.  Paths and URIs: `state/places.py`.
+
+A checkpoint of an older format is upgraded by whoever opens it.  All of its files are read as they are, so the upgrade
+is one step: `plait.json` gets the new number, before anything is written that older releases do not understand.
 """
 
 from __future__ import annotations
@@ -42,6 +45,10 @@ from plait.state.places import place
 from plait.state.remote import RemoteFiles
 
 _FOLDERS = ("log", "receipts", "results", "fence", "spark")
+_UPGRADE = "plait-upgrade.json"
+"""What `plait.json` is being replaced by: where files cannot be replaced at once, a kill would leave none."""
+_WALKED_PER_EPOCH = 64
+"""Files that looking for garbage may cost per epoch: it waits until as many epochs have gone by."""
 
 
 class Checkpoint:
@@ -62,6 +69,10 @@ class Checkpoint:
         self.spark_dir = self.files.where("spark")
         self.results = place(self.results_dir, config.sync)
         self.log = ManifestLog(self.files)
+        self.opened = 0.0
+        """When, by this machine's clock."""
+        self.walked = (-1, 0)
+        """The epoch after which its directories were last looked through for garbage, and how many files there were."""
         self._lock: int | None = None
         self._open = False
 
@@ -79,9 +90,10 @@ class Checkpoint:
                 self.files.make_directory(folder)
             place(self.state_dir, self.config.sync).make_directory("")
             self._lock = self._take_lock() if self.files.local else None
-            self._open = True
+            self._open, self.opened = True, time.time()
             try:
                 self.token = self._take_token()
+                self._upgrade()
             except BaseException:
                 self.close()
                 raise
@@ -141,20 +153,37 @@ class Checkpoint:
         path = self.files.where("plait.json")
         data = self.files.read("plait.json")
         if data is None:
+            data = self.files.read(_UPGRADE)
+        if data is None:
             if numbered(self.files, LOG):
                 raise CorruptionError("CHECKPOINT_CORRUPT", f"{path} is gone, but manifests exist", RESTORE)
-            self.files.put_if_absent("plait.json", json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
+            self.files.put_if_absent("plait.json", _identity(uuid.uuid4().hex))
             data = self.files.read("plait.json") or b""
+        found, name = self._read_identity(data)
+        refuse_newer(found, path)
+        refuse_older(found, path)
+        return name
+
+    def _read_identity(self, data: bytes) -> tuple[int, str]:
+        """Format and id."""
         try:
             value = json.loads(data)
             found, name = value["format"], uuid.UUID(value["id"]).hex
             if not isinstance(found, int) or isinstance(found, bool) or found < 1:
                 raise ValueError(f"format {found!r}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptionError("CHECKPOINT_CORRUPT", f"{path} cannot be understood: {error}", RESTORE) from error
-        refuse_newer(found, path)
-        refuse_older(found, path)
-        return name
+            where = self.files.where("plait.json")
+            raise CorruptionError("CHECKPOINT_CORRUPT", f"{where} cannot be understood: {error}", RESTORE) from error
+        return found, name
+
+    def _upgrade(self) -> None:
+        """Makes it one of this format.  A kill at any point leaves one that this release opens, and upgrades then."""
+        data = self.files.read("plait.json")
+        if data is not None and self._read_identity(data)[0] == FORMAT and self.files.read(_UPGRADE) is None:
+            return
+        self.files.put_if_absent(_UPGRADE, _identity(self.id))
+        self.files.replace("plait.json", _identity(self.id))
+        self.files.delete(_UPGRADE)
 
     def _take_lock(self) -> int:
         path = os.path.join(self.path, "driver.lock")
@@ -184,6 +213,10 @@ class Checkpoint:
                 return token
 
 
+def _identity(name: str) -> bytes:
+    return json.dumps({"format": FORMAT, "id": name}).encode()
+
+
 def _fence_name(token: int) -> str:
     return f"fence/{token:012d}.json"
 
@@ -200,10 +233,14 @@ def segment_home(files: Files, config: Config, name: str) -> SegmentHome:
 def collect_garbage(
     checkpoint: Checkpoint, live: LiveState, keep_results: set[str], grace_seconds: float, now: float
 ) -> int:
-    """Delete what no manifest needs and nobody can still be writing; returns how many files.
+    """Delete what no manifest needs and nobody can still be writing or reading; returns how many files.
 
     Segments that are not in `live`, results that are not in `keep_results` (paths within the results directory, or
-    absolute), manifests before the newest snapshot that name no such result, temporary files and old fences.
+    absolute), manifests before the newest snapshot, temporary files and old fences.  What an earlier driver has left
+    of results lies here for the grace period as well: somebody may still have a DataFrame of it.
+
+    Cost: what there is to delete, and a walk through all files.  The more there are, the more seldom it is made, so
+    that it comes to the same per epoch.
     """
     checkpoint.check_fence()
     files, results = checkpoint.files, checkpoint.results
@@ -211,12 +248,20 @@ def collect_garbage(
         # By the clock that the files are dated by: whoever is ahead of it would take new files for old ones.
         now = min(now, files.modified(manifest_name(live.epoch)) or 0.0)
     limit = now - grace_seconds
+    deleted = checkpoint.log.prune(limit)
+    epoch, walked = checkpoint.walked
+    if epoch <= live.epoch < epoch + walked // _WALKED_PER_EPOCH:
+        return deleted
     named = {info.path for infos in live.segments.values() for info in infos}
-    deleted = 0
     kept = {os.path.relpath(path, results.root) if os.path.isabs(path) else path for path in keep_results}
-    for rest, keep in ((checkpoint.home.files, named), (results, kept)):
+    walked = 0
+    for rest, keep, old in (
+        (checkpoint.home.files, named, True),
+        (results, kept, checkpoint.opened <= limit),
+    ):
         for path, _ in rest.walk(""):
-            if path not in keep:
+            walked += 1
+            if old and path not in keep:
                 deleted += rest.delete_older(path, limit)
     for folder in ("", "log", "receipts", "fence"):
         for name in files.names(folder):
@@ -225,4 +270,5 @@ def collect_garbage(
     for token in numbered(files, "fence"):
         if token < checkpoint.token:
             deleted += files.delete_older(_fence_name(token), limit)
-    return deleted + checkpoint.log.prune(limit, kept)
+    checkpoint.walked = (live.epoch, walked)
+    return deleted
