@@ -64,6 +64,8 @@ class Engine:
         self._queries: dict[str, ReadQuery] = {}
         self._answers: dict[str, Answer] = {}
         self._sinks: dict[str, Sink] = {}
+        self._known: set[str] = set()
+        """Result files in force that this engine has written or verified."""
         self._run: Run | None = None
         self._planner: Planner | None = None
         self._closed = False
@@ -175,7 +177,7 @@ class Engine:
         plan = planner.plan
         live = self.checkpoint.log.live()
         refuse_gap(self.checkpoint)
-        rows = ResultRows(self.spark, plan, self.checkpoint)
+        rows = ResultRows(self.spark, plan, self.checkpoint, self._known)
         inputs = sorted(plan.inputs, key=lambda i: i.relation)
         tables = [bucketised(self._frames[i.relation], i) for i in inputs if i.relation in self._tables]
         driver = Driver(
@@ -295,7 +297,7 @@ class QueryHandle:
         """Where the rows go: noop, console(rows=), memory, parquet(path=), foreach_batch(fn=)."""
         engine = self._engine
         engine._refuse_if_running("a sink cannot be changed")
-        made = make_sink(kind, self.name, self.results, options, engine.config.sync)
+        made = make_sink(kind, self.name, self._remembered, options, engine.config.sync)
         if self.name in engine._answers:
             if self.output_mode != "append":
                 refuse_appending(kind, self.name)
@@ -310,13 +312,19 @@ class QueryHandle:
 
     def results(self) -> DataFrame:
         """All committed rows, exactly once; of a query that is more than a join, its answer so far."""
+        return self._results(set())
+
+    def _remembered(self) -> DataFrame:
+        """The same after every epoch: only files that this engine has not seen yet are verified."""
+        return self._results(self._engine._known)
+
+    def _results(self, known: set[str]) -> DataFrame:
         engine = self._engine
+        rows = ResultRows(engine.spark, engine.plan, engine.checkpoint, known)
         if self.name in engine._answers:
             refuse_gap(engine.checkpoint)
-            rows = ResultRows(engine.spark, engine.plan, engine.checkpoint)
             return engine._answers[self.name].frame(rows, LiveResults.read(engine.checkpoint.log))
         sink = engine._sinks[self.name]
-        rows = ResultRows(engine.spark, engine.plan, engine.checkpoint)
         if sink.keeps_rows:
             refuse_gap(engine.checkpoint)
             return rows.all(self.name)
