@@ -54,6 +54,8 @@ class Life:
     sink: str
     epochs: int
     seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """Seconds that this process has worked per epoch, where all of the work is in it."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """At each of `POINTS`: files by folder of the checkpoint."""
     restarts: list[float] = field(default_factory=list)
@@ -61,34 +63,45 @@ class Life:
     """Result rows in the end."""
 
     @property
-    def tenths(self) -> tuple[float, float]:
-        """Mean seconds of an epoch in the second and in the last tenth."""
-        tenth = max(1, len(self.seconds) // 10)
-        return fmean(self.seconds[tenth : 2 * tenth]), fmean(self.seconds[-tenth:])
-
-    @property
     def ratio(self) -> float:
         """The last tenth over the second."""
-        early, late = self.tenths
+        early, late = tenths(self.seconds)
         return late / early
 
     def report(self) -> str:
         """For people."""
-        early, late = self.tenths
+        early, late = tenths(self.seconds)
         files = "  ".join(f"{at} {sum(found.values())}" for at, found in self.files.items())
         return (
             f"{self.engine:>5} {self.sink:<6} {self.epochs:>6} epochs: second tenth {early * 1000:.2f} ms, last tenth "
-            f"{late * 1000:.2f} ms, ratio {self.ratio:.3f}{'' if self.ratio <= RATIO else ' (!)'}; "
+            f"{late * 1000:.2f} ms, ratio {self.ratio:.3f}{'' if self.ratio <= RATIO else ' (!)'}"
+            f"{self._cpu()}; "
             f"restart {' → '.join(f'{s * 1000:.0f} ms' for s in self.restarts)}; files {files}; {self.rows} rows\n"
             f"      files in the end: {', '.join(f'{k} {v}' for k, v in list(self.files.values())[-1].items())}"
         )
 
+    def _cpu(self) -> str:
+        if not self.cpu:
+            return ""
+        early, late = tenths(self.cpu)
+        return f" (of work {early * 1000:.2f} ms, {late * 1000:.2f} ms, ratio {late / early:.3f})"
+
     def to_json(self) -> dict[str, Any]:
         """All but the single epochs, of which there are a hundred means."""
-        step = max(1, len(self.seconds) // 100)
-        means = [fmean(self.seconds[i : i + step]) for i in range(0, len(self.seconds), step)]
-        early, late = self.tenths
-        return {**asdict(self), "seconds": means, "second_tenth": early, "last_tenth": late, "ratio": self.ratio}
+        early, late = tenths(self.seconds)
+        means = {"seconds": _means(self.seconds), "cpu": _means(self.cpu)}
+        return {**asdict(self), **means, "second_tenth": early, "last_tenth": late, "ratio": self.ratio}
+
+
+def tenths(values: list[float]) -> tuple[float, float]:
+    """The means of the second and of the last tenth."""
+    tenth = max(1, len(values) // 10)
+    return fmean(values[tenth : 2 * tenth]), fmean(values[-tenth:])
+
+
+def _means(values: list[float]) -> list[float]:
+    step = max(1, len(values) // 100)
+    return [fmean(values[i : i + step]) for i in range(0, len(values), step)]
 
 
 def count_files(checkpoint: str) -> dict[str, int]:
@@ -104,9 +117,10 @@ def watched(life: Life, checkpoint: str, run: Callable[[int], None], restart: Ca
     """Runs the epochs one by one; looks at the checkpoint and restarts on the way."""
     points = {max(0, round(life.epochs * at) - 1): f"{at:.0%}" for at in POINTS}
     for number in range(life.epochs):
-        begun = time.perf_counter()
+        begun, worked = time.perf_counter(), time.process_time()
         run(number)
         life.seconds.append(time.perf_counter() - begun)
+        life.cpu.append(time.process_time() - worked)
         if number in points:
             life.files[points[number]] = count_files(checkpoint)
         if number in (life.epochs // 10, life.epochs - 1):
@@ -163,7 +177,8 @@ def local_life(epochs: int, sink: str, directory: str) -> Life:
     engine = started()
 
     def run(number: int) -> None:
-        life.rows += engine.run({"a": arrivals(number), "b": arrivals(number)})["q"].num_rows
+        engine.run({"a": arrivals(number), "b": arrivals(number)})
+        life.rows += engine.driver.progress[-1]["rows_out"]["q"]
 
     def restart() -> None:
         nonlocal engine
