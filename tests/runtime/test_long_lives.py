@@ -20,13 +20,14 @@ from plait.config import Config
 from plait.runtime import result_merge
 from plait.runtime.answers import LiveResults
 from plait.runtime.result_merge import FAN_IN, FULL_BYTES, MOST_BYTES, choose
-from plait.runtime.sinks import Noop
+from plait.runtime.sinks import Keep, Memory, Noop
 from plait.share.reoptimise import Planner
 from plait.state.files import LocalFiles
 from plait.state.inspect import Inspection
-from plait.state.manifest import ManifestLog, ResultFile
+from plait.state.manifest import ManifestLog, ResultFile, manifest_name
 from plait.testing import LocalEngine
 from tests.share.streams import joined, rows, streams
+from tests.state.test_manifest import manifest, of_format_3
 
 QUERIES = {"pair": joined("a.k = b.k"), "other": joined("a.m = b.m")}
 CONFIG = Config(sync=False, tasks=1, replan_epochs=0, snapshot_every=4, gc_grace_seconds=0)
@@ -226,6 +227,55 @@ def test_rows_that_nobody_keeps_leave_no_files_at_all(tmp_path: Path) -> None:
         found = count(tmp_path)
         assert found["results"] == 0
         assert found["log"] <= 2 * CONFIG.snapshot_every
+
+
+class Sent(Noop):
+    """A sink that takes rows and keeps none."""
+
+    reads_rows = True
+    delivers = True
+
+
+def test_rows_that_a_sink_has_taken_go_and_those_of_its_last_epoch_stay_if_it_is_left(tmp_path: Path) -> None:
+    with started(tmp_path) as engine:
+        engine.driver.sinks = {"pair": Sent(), "other": Keep()}
+        for _ in range(20):
+            step(engine)
+        files = engine.checkpoint.log.results()
+        assert len(files["pair"]) == 1
+        assert sum(file.rows for file in files["other"]) == sum(sum(expected(n)["other"].values()) for n in range(20))
+    # The next sink keeps rows: also those that may not have got to the one before.
+    with started(tmp_path) as engine:
+        assert engine.checkpoint.log.results() == files
+        for _ in range(20):
+            step(engine)
+    total: Counter[tuple[int, int]] = Counter()
+    for number in range(19, 40):
+        total += expected(number)["pair"]
+    assert kept(tmp_path)["pair"] == total
+
+
+def test_what_format_3_does_not_say_receipts_and_sinks_tell(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path), False)
+    files.make_directory("log")
+    files.make_directory("receipts")
+    log = ManifestLog(files)
+    for epoch in range(3):
+        found = tuple(ResultFile(query, f"{query}{epoch}", 1, 1, "") for query in ("sent", "kept", "shown"))
+        files.put_if_absent(manifest_name(epoch), of_format_3(manifest(epoch, results=found)))
+        log.record_receipt(epoch, ["sent", "shown"] if epoch < 2 else ["shown"])
+    sinks: dict[str, Any] = {"sent": Sent(), "kept": Keep(), "shown": Memory("shown", lambda: None)}  # type: ignore[arg-type, return-value]
+
+    def in_force() -> dict[str, list[str]]:
+        live = LiveResults.read(log, sinks)
+        return {query: [file.path for file in found] for query, found in live.files.items()}
+
+    # The last epoch of `sent` has no receipt: it is still to be handed over.
+    all_rows = {"kept": ["kept0", "kept1", "kept2"], "shown": ["shown0", "shown1", "shown2"]}
+    assert in_force() == {"sent": ["sent2"], **all_rows}
+    log.record_receipt(2, ["sent"])
+    log.append(manifest(3))
+    assert in_force() == all_rows
 
 
 def test_a_restart_reads_the_newest_snapshot_and_what_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,10 +101,10 @@ class LiveResults:
     @staticmethod
     def read(log: ManifestLog, sinks: Mapping[str, Sink] | None = None) -> LiveResults:
         """As the manifests say.  Where those of format 3 do not, `sinks` and receipts tell what was handed over."""
-        found = LiveResults()
-        for manifest in log.since_snapshot():
+        found, manifests = LiveResults(), log.since_snapshot()
+        for manifest in manifests:
             if sinks is not None and any(file.passing is None for file in manifest.results):
-                told = partial(_told, sinks, log.receipt(manifest.epoch))
+                told = partial(_told, sinks, None if manifest is manifests[-1] else log.receipt(manifest.epoch))
                 manifest = replace(manifest, results=tuple(map(told, manifest.results)))
             found.committed(manifest)
         return found
@@ -131,10 +131,13 @@ class LiveResults:
         return self.paths() | self.gone.keys()
 
 
-def _told(sinks: Mapping[str, Sink], receipt: Set[str], file: ResultFile) -> ResultFile:
-    """A result file of format 3: if its sink has taken it and does not keep rows, nobody needs it."""
+def _told(sinks: Mapping[str, Sink], receipt: Set[str] | None, file: ResultFile) -> ResultFile:
+    """A result file of format 3: nobody needs it once a sink that keeps no rows has taken it.
+
+    Without a `receipt` it is of the last epoch, which is handed over before the next is committed.
+    """
     sink = sinks.get(file.query)
-    taken = sink is not None and not sink.keeps_rows and file.query in receipt
+    taken = sink is not None and not sink.keeps_rows and (receipt is None or file.query in receipt)
     return replace(file, passing=taken)
 
 

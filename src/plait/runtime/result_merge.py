@@ -48,6 +48,11 @@ _WRITTEN_BYTES = 8 << 20
 def merge_results(epoch: Epoch) -> None:
     """Small result files of kept queries become larger ones; the manifest of this epoch commits that."""
     driver, account = epoch.driver, epoch.account
+    for file in (file for files in driver.sources.live.files.values() for file in files):
+        # The sink is another one since the last epoch, and this one keeps rows: so it does from there on.
+        if file.passing and file.query in driver.sinks and driver.sinks[file.query].keeps_rows:
+            account.merged_results.append(replace(file, passing=False))
+            account.replaced.append(file.path)
     due = _due(driver, {file.query for file in account.results if file.whole})
     budget = MOST_BYTES
     for query, files in due[: 1 + len(driver.plan.queries) // _QUERIES_PER_MERGE]:

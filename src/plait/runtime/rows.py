@@ -98,7 +98,7 @@ class ResultRows:
 
     def all(self, query: str) -> DataFrame:
         """Every committed row of a query, exactly once."""
-        return self.frame(query, [f for f in self.checkpoint.log.results().get(query, ()) if not f.passing])
+        return self.frame(query, self.checkpoint.log.results().get(query, ()))
 
     def finished(self, query: QueryPlan, candidates: list[ResultFile]) -> list[ResultFile]:
         """Joined rows go through Spark's part of the query and are written as result files of their own."""
