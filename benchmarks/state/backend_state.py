@@ -8,7 +8,7 @@ Both are for one engine in a process: the state is the class's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,10 @@ from plait.kernels import I64, U64
 from plait.query.plan import HASH, IngestEdge
 from plait.runtime.hops import Span
 from plait.runtime.work import Work
+from plait.state.reader import Segment
 from plait.state.run import Found, MemoryRun, Run
+from plait.state.sets import Sets
+from plait.state.view import View
 
 KEYS_AT_ONCE = 4096
 """Number of keys that RocksDB looks up in one call; their values are held at the same time."""
@@ -33,11 +36,11 @@ class MemoryWork(Work):
         if edge.store is not None:
             store = self.context.plan.store_by_id[edge.store]
             rows = table.select([c.name for c in store.columns])
-            self.current.setdefault(store.id, []).append(MemoryRun(table.column(HASH).to_numpy(), rows))
+            self.current.setdefault(store.id, []).append(_view(MemoryRun(table.column(HASH).to_numpy(), rows)))
 
-    def runs_of(self, store: str, sees_current: bool, times: Span = (None, None)) -> list[Run]:
+    def runs_of(self, store: str, sees_current: bool, times: Span = (None, None), floor: int = 0) -> list[View]:
         """All runs of a store, and this epoch's where the rank rule says so."""
-        return [*self.held.get(store, []), *(self.current.get(store, []) if sees_current else [])]
+        return [*map(_view, self.held.get(store, [])), *(self.current.get(store, []) if sees_current else [])]
 
     def merge(self) -> None:
         """Make this epoch's rows a part of the state."""
@@ -46,12 +49,17 @@ class MemoryWork(Work):
 
         for store, runs in self.current.items():
             kept = self.held.setdefault(store, [])
-            kept += [run for run in runs if isinstance(run, MemoryRun)]
+            kept += [view.run for view in runs if isinstance(view.run, MemoryRun)]
             while len(kept) > 3 and len(kept[-4].hashes) < 4 * len(kept[-1].hashes):
                 last, kept[-4:] = kept[-4:], []
                 order = merge_order([run.hashes for run in last])
                 table = take_table(pa.concat_tables([run.table for run in last]).combine_chunks(), order)
                 kept.append(MemoryRun(np.concatenate([run.hashes for run in last])[order], table))
+
+
+def _view(run: Run) -> View:
+    """A run as probes see it; these stores have neither filters nor floors."""
+    return View(cast(Segment, run), Sets(), 0, {})
 
 
 class RocksRun:
@@ -72,6 +80,11 @@ class RocksRun:
     def hashes(self) -> U64:
         """No hashes: RocksDB looks keys up and is not walked through."""
         return np.empty(0, np.uint64)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Its columns."""
+        return frozenset(self._columns)
 
     @property
     def width(self) -> float:
@@ -130,13 +143,13 @@ class RocksWork(MemoryWork):
             self.databases[store] = open_database(f"{self.directory}/{len(self.databases)}", share)
         return self.databases[store]
 
-    def runs_of(self, store: str, sees_current: bool, times: Span = (None, None)) -> list[Run]:
+    def runs_of(self, store: str, sees_current: bool, times: Span = (None, None), floor: int = 0) -> list[View]:
         """The database of a store, and this epoch's rows where the rank rule says so."""
         columns = [c.name for c in self.context.plan.store_by_id[store].columns]
         # A probe has three lists of found rows at a time.
         keep = float("inf") if self.memory is None else self.memory / 8
-        mine: list[Run] = [RocksRun(self.database(store), columns, keep)]
-        return [*mine, *(self.current.get(store, []) if sees_current else [])]
+        mine = _view(RocksRun(self.database(store), columns, keep))
+        return [mine, *(self.current.get(store, []) if sees_current else [])]
 
     def merge(self) -> None:
         """Add this epoch's rows to those of their keys."""
@@ -146,7 +159,8 @@ class RocksWork(MemoryWork):
 
         for store, runs in self.current.items():
             database = self.database(store)
-            for run in runs:
+            for view in runs:
+                run = view.run
                 assert isinstance(run, MemoryRun)
                 bounds = group_starts(run.hashes)
                 keys = keys_of(run.hashes[bounds[:-1]])

@@ -82,6 +82,8 @@ class Engine:
         self._tables: set[str] = set()
         self._queries: dict[str, RegisteredQuery] = {}
         self._dropped: set[str] = set()
+        self.known: set[str] = set()
+        """Result files in force that this engine has written or verified."""
         self._run: Run | None = None
         self._admission: Admission | None = None
         self._live = LiveState()
@@ -295,8 +297,8 @@ class Engine:
         self._check_settings()
         admission = self._admission = self._admit()
         planner = admission.begin(self._live, self.checkpoint.statistics())
-        plan = planner.plan
-        rows = ResultRows(self.spark, plan, self.checkpoint)
+        plan, sinks = planner.plan, self._sinks()
+        rows = ResultRows(self.spark, plan, self.checkpoint, self.known)
         layout, epoch = admission.now.allocation.layout, self._live.epoch + 1
         inputs = sorted(layout.inputs, key=lambda i: i.relation)
         driver = Driver(
@@ -304,7 +306,7 @@ class Engine:
             plan=plan,
             checkpoint=self.checkpoint,
             config=self.config,
-            sinks=self._sinks(),
+            sinks=sinks,
             rows=rows,
             live=self._live,
             verified_dir=_verified_dir(self.checkpoint),
@@ -312,7 +314,7 @@ class Engine:
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             planner=planner,
             changes=admission,
-            sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, admission.policy)),
+            sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, sinks, admission.policy)),
             tables=self._loads(admission.now, epoch),
             progress=deque(maxlen=self.config.history),
         )
@@ -573,7 +575,7 @@ class QueryHandle:
     def sink(self, kind: str, **options: Any) -> QueryHandle:
         """Where the rows go: noop, console(rows=), memory, parquet(path=), foreach_batch(fn=)."""
         self._engine.refuse_if_running("a sink cannot be changed")
-        made = make_sink(kind, self.name, self.results, options, self._engine.config.sync)
+        made = make_sink(kind, self.name, self._remembered, options, self._engine.config.sync)
         if self._query.answer is not None and self.output_mode != "append":
             refuse_appending(kind, self.name)
         self._query.use(made, kind, options)
@@ -585,11 +587,18 @@ class QueryHandle:
 
     def results(self) -> DataFrame:
         """All committed rows, exactly once; of a query that is more than a join, its answer so far."""
+        return self._results(set())
+
+    def _remembered(self) -> DataFrame:
+        """The same after every epoch: only files that this engine has not seen yet are verified."""
+        return self._results(self._engine.known)
+
+    def _results(self, known: set[str]) -> DataFrame:
         engine, query = self._engine, self._query
-        rows = ResultRows(engine.spark, engine.plan, engine.checkpoint)
+        rows = ResultRows(engine.spark, engine.plan, engine.checkpoint, known)
         if query.answer is not None:
             refuse_gap(engine.checkpoint)
-            return query.answer.frame(rows, LiveResults.read(engine.checkpoint.log, engine.watermark_policy))
+            return query.answer.frame(rows, LiveResults.read(engine.checkpoint.log, policy=engine.watermark_policy))
         if query.sink.keeps_rows:
             refuse_gap(engine.checkpoint)
             return rows.all(query.id)

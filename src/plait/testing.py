@@ -2,9 +2,9 @@
 
 `ScriptedStream` writes real Parquet files, one per epoch, so a test says exactly which rows arrive when.
 `LocalEngine` runs a plan epoch by epoch in this process.  It calls the very functions that Spark's tasks call
-(`bucketise.buckets`, `task.first_hop`, `later_hop`, `every_hop`) and the driver's own steps (`epoch.prepare`, `commit`,
-`observe`) on a real checkpoint; only the exchange is a loop.  An epoch so costs milliseconds, which buys hundreds of
-random cases for the price of one on Spark.
+(`bucketise.buckets`, `task.first_hop`, `later_hop`, `every_hop`) and the driver's own steps (`epoch.prepare`,
+`merge_results`, `commit`, `observe`) on a real checkpoint; only the exchange is a loop.  An epoch so costs
+milliseconds, which buys hundreds of random cases for the price of one on Spark.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from plait.engine import Engine
 from plait.query.expr import Expr
 from plait.query.plan import NEEDED, Input, Plan, mask_columns
 from plait.runtime import commit as commits
+from plait.runtime.answers import LiveResults, Sources
 from plait.runtime.bucketise import PROPERTY, EpochParameters, buckets
 from plait.runtime.deliver import deliver
 from plait.runtime.epoch import Changes, Driver, Epoch, Planner, commit, observe, prepare, replan
 from plait.runtime.exchange import DESCRIPTOR, Outbox
+from plait.runtime.result_merge import merge_results
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Keep
 from plait.runtime.task import every_hop, first_hop, later_hop
@@ -191,6 +193,7 @@ class LocalEngine:
             config=config,
             sinks={q.name: Keep() for q in plan.queries},
             rows=ResultRows(spark, plan, self.checkpoint),
+            sources=Sources(live=LiveResults.read(self.checkpoint.log)),
             live=self.checkpoint.log.live(),
             verified_dir=os.path.join(self.checkpoint.path, "verified") if self.checkpoint.files.local else None,
             clock=clock or Clock(),
@@ -217,6 +220,7 @@ class LocalEngine:
         begun = time.perf_counter()
         prepare(epoch)
         epoch.account = self._join(epoch, arrivals)
+        merge_results(epoch)
         commit(epoch)
         deliver(epoch)
         ran = self.driver.plan

@@ -373,7 +373,7 @@ def test_garbage_is_collected_by_the_clock_of_the_service(life: Life, service: W
         stray.parent.mkdir()
         stray.touch()
         # A driver whose clock is far ahead must not take what is being written for old.
-        keep = engine.driver.rows.kept(engine.driver.sinks)
+        keep = engine.driver.sources.live.paths()
         collect_garbage(checkpoint, live, keep, 600, time.time() + 10_000)
         assert stray.exists()
         os.utime(stray, (1, 1))

@@ -117,6 +117,7 @@ DRIVERS: dict[str, Callable[[Home], bool]] = {
     "sink.draft@6": _a_draft_beside_no_file,
     "jvm@7": _the_run_failed_and_the_driver_lives,
     "finish@8": _partial_rows_are_written_but_not_committed,
+    "results.merge@8": _partial_rows_are_written_but_not_committed,
 }
 """Deaths of the driver, one per start, and what each must leave behind."""
 

@@ -16,8 +16,8 @@ from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, StorageError
 from plait.state import files as module
 from plait.state.checkpoint import Checkpoint, collect_garbage
-from plait.state.files import TEMPORARY, put_if_absent
-from plait.state.manifest import LiveState
+from plait.state.files import TEMPORARY, LocalFiles, put_if_absent
+from plait.state.manifest import FORMAT, LiveState
 from plait.state.places import local_path
 from plait.state.segment import SegmentInfo
 from tests.state.rows import store, write
@@ -73,14 +73,60 @@ def test_a_damaged_identity_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_newer_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plait.json").write_text(json.dumps({"format": 9, "id": f"{1:032x}"}))
-    with pytest.raises(CheckpointError, match=r"FORMAT_NEWER.*format 9.*up to 3.*upgrade plait"):
+    with pytest.raises(CheckpointError, match=r"FORMAT_NEWER.*format 9.*up to 4.*upgrade plait"):
         Checkpoint(str(tmp_path), CONFIG).open()
 
 
 def test_an_older_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plait.json").write_text(json.dumps({"format": 1, "id": f"{1:032x}"}))
-    with pytest.raises(CheckpointError, match=r"FORMAT_OLDER.*format 1;.*reads format 3.*finish with the version"):
+    with pytest.raises(
+        CheckpointError, match=r"FORMAT_OLDER.*format 1;.*reads formats from 3 to 4.*finish with the version"
+    ):
         Checkpoint(str(tmp_path), CONFIG).open()
+
+
+OLD = {"format": 3, "id": f"{1:032x}"}
+
+
+def test_an_older_checkpoint_is_upgraded_by_opening_it(tmp_path: Path) -> None:
+    (tmp_path / "plait.json").write_text(json.dumps(OLD))
+    with Checkpoint(str(tmp_path), CONFIG) as it:
+        assert it.id == OLD["id"]
+        assert json.loads((tmp_path / "plait.json").read_text()) == {**OLD, "format": FORMAT}
+        assert not (tmp_path / "plait-upgrade.json").exists()
+
+
+class Killed(BaseException):
+    """Nothing after it happens."""
+
+
+@pytest.mark.parametrize("step", ["before", "between", "after"])
+def test_an_upgrade_that_is_killed_half_way_goes_on_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    (tmp_path / "plait.json").write_text(json.dumps(OLD))
+
+    def killed(files: LocalFiles, name: str, data: bytes, durable: bool = True) -> None:
+        if step == "between":
+            # Where renames refuse a target that exists, there is none for a moment.
+            (tmp_path / name).unlink()
+        if step == "after":
+            (tmp_path / name).write_bytes(data)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFiles, "replace", killed)
+        with pytest.raises(Killed):
+            Checkpoint(str(tmp_path), CONFIG).open()
+    # What older releases look at first says that it is of a newer format, or is untouched.
+    assert (tmp_path / "plait.json").exists() == (step != "between")
+    with Checkpoint(str(tmp_path), CONFIG) as it:
+        assert it.id == OLD["id"]
+        it.log.append(manifest(0))
+    assert json.loads((tmp_path / "plait.json").read_text()) == {**OLD, "format": FORMAT}
+    assert not (tmp_path / "plait-upgrade.json").exists()
+    with Checkpoint(str(tmp_path), CONFIG) as it:
+        assert (it.id, it.log.last()) == (OLD["id"], 0)
 
 
 def test_a_lost_identity_is_not_replaced(tmp_path: Path) -> None:
@@ -188,6 +234,34 @@ def test_garbage_is_what_no_manifest_names_and_nobody_can_be_writing(tmp_path: P
         assert (Path(it.state_dir) / "link").is_symlink()
         assert (Path(it.spark_dir) / "offsets").exists()
         assert it.files.names("log") == []
+
+
+def test_the_more_files_there_are_the_more_seldom_they_are_walked_through(tmp_path: Path) -> None:
+    with Checkpoint(str(tmp_path), CONFIG) as it:
+        kept = {f"q/{n}" for n in range(500)}
+        stray = Path(it.results_dir) / "q" / "stray"
+        stray.parent.mkdir()
+        for name in kept:
+            (Path(it.results_dir) / name).touch()
+        swept = []
+        for epoch in range(32):
+            stray.touch()
+            collect_garbage(it, LiveState(epoch=epoch), kept, 0, time.time() + 10)
+            if not stray.exists():
+                swept.append(epoch)
+        assert swept == [0, 7, 14, 21, 28]
+
+
+def test_results_that_an_earlier_driver_has_left_are_kept_for_the_grace_period(tmp_path: Path) -> None:
+    """A DataFrame that was made before the restart may still read them."""
+    with Checkpoint(str(tmp_path), CONFIG) as it:
+        stray = Path(it.results_dir) / "old"
+        stray.touch()
+        os.utime(stray, (1, 1))
+        collect_garbage(it, LiveState(), set(), 500, time.time() + 400)
+        assert stray.exists()
+        collect_garbage(it, LiveState(), set(), 500, time.time() + 600)
+        assert not stray.exists()
 
 
 def exists(it: Checkpoint, info: SegmentInfo) -> bool:

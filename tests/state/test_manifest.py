@@ -6,13 +6,25 @@ import dataclasses
 import os
 import random
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plait.errors import CheckpointError, CorruptionError, StorageError
 from plait.state.files import LocalFiles, put_if_absent
-from plait.state.manifest import FORMAT, LOG, LiveState, Manifest, ManifestLog, ResultFile, manifest_name, seal
+from plait.state.manifest import (
+    FORMAT,
+    LOG,
+    LiveState,
+    Manifest,
+    ManifestLog,
+    ResultFile,
+    manifest_name,
+    results_after,
+    seal,
+)
 from plait.state.segment import SegmentInfo
 from tests.state.rows import info
 
@@ -33,7 +45,9 @@ def log(tmp_path: Path) -> ManifestLog:
 
 FULL = manifest(
     7, watermark_ms=-5, max_event_ms={"żółć": 1}, added=(info(1, max_time=3), info(2)), removed=("a/b", "c/d"),
-    results=(ResultFile('q "quoted"\n', "r/1", 2, 3, "ff"),), snapshot=(info(3),),
+    results=(ResultFile('q "quoted"\n', "r/1", 2, 3, "ff", passing=True),), snapshot=(info(3),),
+    merged=(ResultFile("q", "r/2", 2, 3, "ff", tier=2, passing=False),), replaced=("r/0", "r/9"),
+    snapshot_results=(ResultFile("q", "r/2", 2, 3, "ff", tier=2, passing=False),),
 )  # fmt: skip
 
 
@@ -60,15 +74,32 @@ def test_a_damaged_manifest_is_never_read() -> None:
         Manifest.decode(seal("plait-manifest", {"epoch": 1}))
 
 
+def of_format_3(one: Manifest) -> bytes:
+    """As the release before this one would have written it."""
+    value = dataclasses.asdict(one)
+    for later in ("merged", "replaced", "snapshot_results"):
+        del value[later]
+    for file in value["results"]:
+        del file["tier"], file["passing"]
+    return seal("plait-manifest", value).replace(f" {FORMAT} ".encode(), b" 3 ", 1)
+
+
+def test_a_manifest_of_the_format_before_is_read_as_it_is() -> None:
+    plain = dataclasses.replace(FULL, results=(ResultFile("q", "r/1", 2, 3, "ff"),))
+    found = Manifest.decode(of_format_3(plain))
+    assert found == dataclasses.replace(plain, merged=(), replaced=(), snapshot_results=None)
+    assert found.results[0].passing is None
+
+
 def test_a_newer_format_is_refused_with_both_versions() -> None:
     newer = FULL.encode().replace(f"plait-manifest {FORMAT}".encode(), b"plait-manifest 12")
-    with pytest.raises(CheckpointError, match=r"FORMAT_NEWER.*format 12.*up to 3.*upgrade plait"):
+    with pytest.raises(CheckpointError, match=r"FORMAT_NEWER.*format 12.*up to 4.*upgrade plait"):
         Manifest.decode(newer)
 
 
 def test_an_older_format_is_refused_with_what_to_do() -> None:
     older = FULL.encode().replace(f"plait-manifest {FORMAT}".encode(), b"plait-manifest 1")
-    with pytest.raises(CheckpointError, match=r"FORMAT_OLDER.*format 1;.*reads format 3.*new checkpoint"):
+    with pytest.raises(CheckpointError, match=r"FORMAT_OLDER.*format 1;.*reads formats from 3 to 4.*new checkpoint"):
         Manifest.decode(older)
 
 
@@ -188,13 +219,70 @@ def test_a_manifest_under_another_epochs_name_is_refused(tmp_path: Path) -> None
         it.read(1)
 
 
-def test_results_are_listed_in_the_order_of_epochs(tmp_path: Path) -> None:
+def result(path: str, query: str = "q", **more: Any) -> ResultFile:
+    return ResultFile(query, path, 1, 1, "", **{"passing": False, **more})
+
+
+def paths(files: Mapping[str, Sequence[ResultFile]]) -> dict[str, list[str]]:
+    return {query: [file.path for file in found] for query, found in files.items()}
+
+
+def test_results_in_force_are_those_of_all_epochs_less_what_was_replaced(tmp_path: Path) -> None:
     it = log(tmp_path)
-    files = [ResultFile("q", f"r/{n}", n, n, "") for n in range(4)]
-    it.append(manifest(0, results=(files[0], files[1])))
-    it.append(manifest(1))
-    it.append(manifest(2, results=(files[2], files[3])))
-    assert list(it.results()) == files
+    it.append(manifest(0, results=(result("a"), result("b"), result("c", "other"))))
+    it.append(manifest(1, results=(result("sent", "sunk", passing=True), result("d"))))
+    assert paths(it.results()) == {"q": ["a", "b", "d"], "other": ["c"], "sunk": ["sent"]}
+    it.append(manifest(2, results=(result("e"),), merged=(result("ab", tier=1),), replaced=("a", "b")))
+    assert paths(it.results()) == {"q": ["d", "ab", "e"], "other": ["c"]}
+    it.append(manifest(3, results=(result("all", whole=True), result("f"))))
+    assert paths(it.results()) == {"q": ["all", "f"], "other": ["c"]}
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+def test_a_snapshot_stands_for_all_results_before_it(tmp_path: Path, every: int) -> None:
+    it, rng = log(tmp_path), random.Random(every)
+    files: dict[str, tuple[ResultFile, ...]] = {}
+    for epoch in range(40):
+        new = tuple(
+            result(f"{epoch}/{n}", rng.choice("pqr"), passing=rng.random() < 0.3) for n in range(rng.randint(0, 3))
+        )
+        old = [f for found in files.values() for f in found if not f.passing and f.query == "p"]
+        gone = old[: rng.randint(2, 5)] if len(old) > 5 else []
+        merged = (result(f"{epoch}/m", "p", tier=1),) if gone else ()
+        one = manifest(epoch, results=new, merged=merged, replaced=tuple(f.path for f in gone))
+        files = results_after(files, one)
+        if epoch % every == 0:
+            one = dataclasses.replace(one, snapshot=(), snapshot_results=tuple(f for fs in files.values() for f in fs))
+        it.append(one)
+        assert it.results() == files
+        it.prune(2e10)
+        assert it.results() == files
+        assert len(it.epochs()) <= every
+    os.unlink(it.files.where(manifest_name(it.epochs()[-1])))
+    if every > 3:
+        os.unlink(it.files.where(manifest_name(it.epochs()[-2])))
+        with pytest.raises(CorruptionError, match="MANIFEST_MISSING"):
+            it.results()
+
+
+def test_a_log_of_the_format_before_is_read_whole_until_the_first_new_snapshot(tmp_path: Path) -> None:
+    it = log(tmp_path)
+    for one in history(20, 8):
+        # Manifests without results were pruned, others never: gaps are no damage.
+        if one.epoch in (2, 5) or one.epoch >= 15:
+            old = dataclasses.replace(one, results=(ResultFile("q", f"{one.epoch}", 1, 1, ""),))
+            assert it.files.put_if_absent(manifest_name(one.epoch), of_format_3(old))
+    expected = it.live()
+    assert paths(it.results()) == {"q": ["2", "5", "15", "16", "17", "18", "19"]}
+    # A snapshot that says nothing of results lets nothing be deleted.
+    assert it.prune(2e10) == 0
+    files = it.results()["q"]
+    snapshot = tuple(i for infos in expected.segments.values() for i in infos)
+    it.append(manifest(20, snapshot=snapshot, snapshot_results=files))
+    assert it.prune(2e10) == 7
+    assert it.epochs() == [20]
+    assert it.results() == {"q": files}
+    assert it.live().segments == expected.segments
 
 
 def test_receipts_add_up(tmp_path: Path) -> None:
@@ -207,22 +295,45 @@ def test_receipts_add_up(tmp_path: Path) -> None:
     assert it.files.names("receipts") == ["000000000003.json"]
 
 
-def test_pruning_keeps_results_snapshots_and_what_follows(tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_snapshot_and_what_follows(tmp_path: Path) -> None:
     it = log(tmp_path)
     for one in history(20, 8):
-        it.append(dataclasses.replace(one, results=(ResultFile("q", "r", 1, 1, ""),) if one.epoch == 4 else ()))
+        results = (result("r"),) if one.epoch == 4 else ()
+        full = None if one.snapshot is None else ((result("r"),) if one.epoch > 4 else ())
+        it.append(dataclasses.replace(one, results=results, snapshot_results=full))
         it.record_receipt(one.epoch, ["q"])
     expected = it.live()
-    assert it.prune(0.0, set()) == 0
-    assert it.prune(2e10, {"r"}) == 14 + 14
-    assert it.epochs() == [4, 15, 16, 17, 18, 19]
-    assert it.prune(2e10, {"r"}) == 0
-    assert it.live() == expected
-    assert [r.path for r in it.results()] == ["r"]
-    # A receipt stays as long as its manifest: without it, the rows would count as not delivered.
-    assert it.receipt(4) == it.receipt(15) == it.receipt(19) == {"q"}
-    assert it.receipt(14) == set()
-    # Once nobody keeps the rows, nothing keeps the manifest.
-    assert it.prune(2e10, set()) == 2
+    assert it.prune(0.0) == 0
+    # In the order of epochs, up to the first that is too young.
+    for epoch in range(20):
+        os.utime(it.files.where(manifest_name(epoch)), (epoch, epoch))
+        os.utime(it.files.where(f"receipts/{epoch:012d}.json"), (epoch, epoch))
+    assert it.prune(9.5) == 10 + 10
+    assert it.epochs() == list(range(10, 20))
+    assert it.prune(2e10) == 5 + 5
     assert it.epochs() == [15, 16, 17, 18, 19]
+    assert it.prune(2e10) == 0
     assert it.live() == expected
+    assert paths(it.results()) == {"q": ["r"]}
+    # A receipt stays as long as its manifest: without it, the rows would count as not delivered.
+    assert it.receipt(15) == it.receipt(19) == {"q"}
+    assert it.receipt(14) == set()
+
+
+def test_results_are_read_while_the_log_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = log(tmp_path)
+    for one in history(20, 8)[:16]:
+        it.append(dataclasses.replace(one, snapshot_results=() if one.snapshot is not None else None))
+    listed, more = it.epochs, iter(range(2))
+
+    def epochs() -> list[int]:
+        found = listed()
+        # Meanwhile the next snapshot is committed, and what was listed is deleted.
+        if next(more, None) == 0:
+            it.append(manifest(16, snapshot=(), snapshot_results=(result("r"),)))
+            for epoch in range(16):
+                os.unlink(it.files.where(manifest_name(epoch)))
+        return found
+
+    monkeypatch.setattr(it, "epochs", epochs)
+    assert paths(it.results()) == {"q": ["r"]}

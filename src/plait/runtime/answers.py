@@ -14,9 +14,10 @@ and anti joins told here (`partners.py`); per source one more in every eighth ep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +33,7 @@ from plait.runtime.partners import Others
 from plait.runtime.rows import SMALL_BYTES, ResultRows
 from plait.runtime.sinks import Sink
 from plait.sql.residual import Residual, Source, finish, merged
-from plait.state.manifest import Manifest, ManifestLog, ResultFile
+from plait.state.manifest import Manifest, ManifestLog, ResultFile, results_after
 
 MODES = ("append", "update", "complete")
 MERGE_FILES = 8
@@ -96,27 +97,56 @@ class LiveResults:
     """The same before the last epoch."""
     policy: str = "min"
     """How a watermark follows from them."""
+    of_all: tuple[int | None, int | None] = (None, None)
+    """The one watermark that format 3 had, before and after its last epoch."""
     groups: Groups = field(default_factory=Groups)
 
+    gone: dict[str, float] = field(default_factory=dict)
+    """Files that have been in force, and since when (seconds since 1970) they are not: somebody may still read them."""
+
     @staticmethod
-    def read(log: ManifestLog, policy: str = "min") -> LiveResults:
-        """As the manifests say."""
-        found = LiveResults(policy=policy)
-        for epoch in log.epochs():
-            manifest = log.read(epoch)
-            if manifest is not None:
-                found.committed(manifest)
+    def read(log: ManifestLog, sinks: Mapping[str, Sink] | None = None, policy: str = "min") -> LiveResults:
+        """As the manifests say.  Where those of format 3 do not, `sinks` and receipts tell what was handed over."""
+        found, manifests = LiveResults(policy=policy), log.since_snapshot()
+        for manifest in manifests:
+            if sinks is not None and any(file.passing is None for file in manifest.results):
+                told = partial(_told, sinks, None if manifest is manifests[-1] else log.receipt(manifest.epoch))
+                manifest = replace(manifest, results=tuple(map(told, manifest.results)))
+            found.committed(manifest)
         return found
 
     def committed(self, manifest: Manifest) -> None:
-        """One more epoch.  A file that is `whole` stands for all before it."""
+        """One more epoch."""
+        self.before_ms, self.marks_ms = manifest.before_marks_ms, manifest.marks_ms
+        # Format 3 had one watermark for all queries.
+        self.of_all = (manifest.before_ms, manifest.watermark_ms) if manifest.catalog < 0 else (None, None)
         self.new = {}
-        self.before_ms, self.marks_ms = self.marks_ms, manifest.marks_ms
-        for query in {file.query for file in manifest.results}:
-            mine = tuple(file for file in manifest.results if file.query == query)
-            self.new[query] = tuple(file for file in mine if not file.whole)
-            earlier = () if any(file.whole for file in mine) else self.files.get(query, ())
-            self.files[query] = (*earlier, *mine)
+        for file in manifest.results:
+            if not file.whole:
+                self.new[file.query] = (*self.new.get(file.query, ()), file)
+        before, self.files = self.files, results_after(self.files, manifest)
+        paths = self.paths()
+        now = time.time()
+        self.gone |= {file.path: now for files in before.values() for file in files if file.path not in paths}
+
+    def paths(self) -> set[str]:
+        """Those in force."""
+        return {file.path for files in self.files.values() for file in files}
+
+    def kept(self, since: float) -> set[str]:
+        """Files that must stay: those in force, and those that were until after `since`; the others are forgotten."""
+        self.gone = {path: left for path, left in self.gone.items() if left > since}
+        return self.paths() | self.gone.keys()
+
+
+def _told(sinks: Mapping[str, Sink], receipt: Set[str] | None, file: ResultFile) -> ResultFile:
+    """A result file of format 3: nobody needs it once a sink that keeps no rows has taken it.
+
+    Without a `receipt` it is of the last epoch, which is handed over before the next is committed.
+    """
+    sink = sinks.get(file.query)
+    taken = sink is not None and not sink.keeps_rows and (receipt is None or file.query in receipt)
+    return replace(file, passing=taken)
 
 
 @dataclass(eq=False)
@@ -272,12 +302,16 @@ class Closed(Committed):
         assert source.closing is not None
         marks = self.rows.plan.query_by_name[source.name].marks
         groups, now = super().merged(source, narrowing), watermark_ms(marks, self.live.marks_ms, self.live.policy)
+        now = self.live.of_all[1] if now is None else now
         end = groups[source.maintained.keys[source.closing.key]]
         closed_us = F.unix_micros(end if source.closing.field is None else end[source.closing.field]) + self.final_us
         if now is None:
             return groups.where(F.lit(False))
         groups = groups.where(closed_us <= now * 1000)
-        before = None if self.since_ms is None else watermark_ms(marks, self.since_ms, self.live.policy)
+        before = None
+        if self.since_ms is not None:
+            before = watermark_ms(marks, self.since_ms, self.live.policy)
+            before = self.live.of_all[0] if before is None else before
         return groups if before is None else groups.where(closed_us > before * 1000)
 
 

@@ -33,6 +33,9 @@ class Collected:
     """Segments of stores that are being built."""
     removed: list[str] = field(default_factory=list)
     results: list[ResultFile] = field(default_factory=list)
+    merged_results: list[ResultFile] = field(default_factory=list)
+    """Result files that hold the rows of those in `replaced`, which earlier epochs have written."""
+    replaced: list[str] = field(default_factory=list)
     rows_in: dict[str, int] = field(default_factory=dict)
     rows_late: dict[str, int] = field(default_factory=dict)
     rows_out: dict[str, int] = field(default_factory=dict)

@@ -35,6 +35,7 @@ from plait.runtime.faults import reached
 from plait.runtime.memory import compress_above, task_memory
 from plait.runtime.offsets import make_durable, same_source, source_digest
 from plait.runtime.passes import arriving
+from plait.runtime.result_merge import merge_results
 from plait.runtime.rows import ResultRows
 from plait.runtime.sinks import Sink
 from plait.runtime.state_account import StateAccount
@@ -42,7 +43,7 @@ from plait.runtime.task import every_hop, first_hop, later_hop
 from plait.runtime.work import EpochTask
 from plait.state.build import Copy
 from plait.state.checkpoint import Checkpoint, collect_garbage
-from plait.state.manifest import LiveState, Manifest, Retention
+from plait.state.manifest import LiveState, Manifest, ResultFile, Retention, results_after
 from plait.state.segment import SegmentInfo
 from plait.state.tiers import Merge, choose_merges, expired, let_go, runs_per_lookup
 
@@ -318,7 +319,7 @@ def commit(epoch: Epoch) -> None:
         max_event_ms=seen,
         added=(*account.added, *account.copied),
         removed=(*account.removed, *(info.path for info in epoch.dropped)),
-        results=tuple(account.results),
+        results=tuple(replace(f, passing=not driver.sinks[f.query].keeps_rows) for f in account.results),
         rows_in=account.rows_in,
         rows_late=account.rows_late,
         rows_out=account.rows_out,
@@ -329,16 +330,19 @@ def commit(epoch: Epoch) -> None:
         marks_ms=marks,
         let_go=_let_go(epoch),
         builds=_built(epoch),
+        merged=tuple(account.merged_results),
+        replaced=(*account.replaced, *_of_dropped(driver)),
+        before_marks_ms=driver.live.marks_ms,
     )
     if epoch.number % driver.config.snapshot_every == 0 or driver.live.legacy:
         after = driver.live.after(manifest)
-        manifest = _with_snapshot(manifest, after)
+        manifest = _with_snapshot(manifest, after, results_after(driver.sources.live.files, manifest))
     before = driver.live
     driver.live = commits.commit(driver.checkpoint, before, manifest)
     driver.state.committed(before, driver.live)
     driver.sources.live.committed(manifest)
     # What this run has just written need not be read back.
-    driver.rows.known.update(file.path for file in account.results)
+    driver.rows.known.update(file.path for file in (*account.results, *account.merged_results))
     epoch.manifest = manifest
 
 
@@ -403,9 +407,9 @@ def observe(epoch: Epoch) -> None:
     )
     driver.state.shrink(driver.checkpoint.home, driver.live)
     if epoch.number % driver.config.snapshot_every == 0:
-        collect_garbage(
-            driver.checkpoint, driver.live, driver.rows.kept(driver.sinks), driver.config.gc_grace_seconds, time.time()
-        )
+        grace, now = driver.config.gc_grace_seconds, time.time()
+        collect_garbage(driver.checkpoint, driver.live, driver.sources.live.kept(now - grace), grace, now)
+        driver.rows.known.intersection_update(driver.sources.live.paths())
 
 
 def _expected_work(epoch: Epoch) -> float:
@@ -520,12 +524,32 @@ def _built(epoch: Epoch) -> dict[str, int]:
     return {store: groups for store, groups in done.items() if store in going}
 
 
-STEPS: tuple[Callable[[Epoch], None], ...] = (prepare, join, finish, arrive, commit, deliver, replan, observe)
+def _of_dropped(driver: Driver) -> tuple[str, ...]:
+    """Result files in force of queries that are no more: nobody can ask for them."""
+    live = driver.sources.live.files
+    return tuple(file.path for query, files in live.items() if query not in driver.sinks for file in files)
+
+
+STEPS: tuple[Callable[[Epoch], None], ...] = (
+    prepare,
+    join,
+    finish,
+    merge_results,
+    arrive,
+    commit,
+    deliver,
+    replan,
+    observe,
+)
 """The order of work in an epoch.  `join` holds exchange → append → probe → materialise, hop by hop."""
 
 
-def _with_snapshot(manifest: Manifest, after: LiveState) -> Manifest:
-    return replace(manifest, snapshot=tuple(info for infos in after.segments.values() for info in infos))
+def _with_snapshot(manifest: Manifest, after: LiveState, results: Mapping[str, Sequence[ResultFile]]) -> Manifest:
+    return replace(
+        manifest,
+        snapshot=tuple(info for infos in after.segments.values() for info in infos),
+        snapshot_results=tuple(file for files in results.values() for file in files),
+    )
 
 
 def _same_input(epoch: Epoch, done: Manifest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +19,6 @@ from pyspark.sql import types as T
 from plait.errors import CorruptionError
 from plait.query.plan import Plan, QueryPlan
 from plait.runtime.results import ResultWriter, results_folder, sync_results
-from plait.runtime.sinks import Sink
 from plait.sql.residual import finish
 from plait.state.checkpoint import Checkpoint
 from plait.state.files import Files, LocalFiles, storage_error, sync_file
@@ -40,7 +39,9 @@ class ResultRows:
     plan: Plan
     checkpoint: Checkpoint
     known: set[str] = field(default_factory=set)
-    """Files that hold what was committed, as far as this run has seen: it has written or verified them."""
+    """Files in force that hold what was committed, as far as this run has seen: it has written or verified them."""
+    damaged: set[str] = field(default_factory=set)
+    """Files that did not, when they were to be merged."""
 
     def frame(self, query: str, files: Iterable[ResultFile]) -> DataFrame:
         """The rows of these files, in the query's output columns."""
@@ -55,6 +56,15 @@ class ResultRows:
                 self.known.add(file.path)
             found.append(results.where(file.path))
         return found
+
+    def committed_bytes(self, file: ResultFile) -> bytes:
+        """The bytes of a file of some megabytes; raises CorruptionError if they are not those that were committed."""
+        data = self.checkpoint.results.read(file.path)
+        if data is None:
+            raise _missing(self.checkpoint.results.where(file.path))
+        if (len(data), xxhash.xxh3_128_hexdigest(data)) != (file.bytes, file.checksum):
+            raise _corrupt(self.checkpoint.results.where(file.path))
+        return data
 
     @contextmanager
     def copies(self, files: Iterable[ResultFile]) -> Iterator[list[str]]:
@@ -89,7 +99,7 @@ class ResultRows:
 
     def all(self, query: str) -> DataFrame:
         """Every committed row of a query, exactly once."""
-        return self.frame(query, [file for file in self.checkpoint.log.results() if file.query == query])
+        return self.frame(query, self.checkpoint.log.results().get(query, ()))
 
     def finished(self, query: QueryPlan, candidates: list[ResultFile]) -> list[ResultFile]:
         """Joined rows go through Spark's part of the query and are written as result files of their own."""
@@ -151,26 +161,6 @@ class ResultRows:
                 sync_results(results.root, path)
         return ResultFile(query, path, count, size, checksum, whole, unpacked=unpacked)
 
-    def kept(self, sinks: Mapping[str, Sink]) -> set[str]:
-        """Result files that must stay: those of queries whose rows are kept, and those not delivered yet."""
-        log = self.checkpoint.log
-        kept: dict[str, set[str]] = {}
-        for epoch in log.epochs():
-            manifest = log.read(epoch)
-            if manifest is None or not manifest.results:
-                continue
-            done = log.receipt(epoch)
-            for query in {file.query for file in manifest.results if file.whole}:
-                kept.pop(query, None)
-            for file in manifest.results:
-                sink = sinks.get(file.query)
-                if sink is None:
-                    # Of a query that was dropped: its rows have gone to its sink, or with it.
-                    continue
-                if sink.keeps_rows or (sink.delivers and file.query not in done):
-                    kept.setdefault(file.query, set()).add(file.path)
-        return {path for paths in kept.values() for path in paths}
-
     def schema(self, query: str) -> T.StructType:
         """The schema of a query's output."""
         return _struct(self.plan.query_by_name[query].output)
@@ -230,11 +220,15 @@ def _verify(files: Files, name: str, file: ResultFile) -> None:
     except FileNotFoundError:
         raise _missing(files.where(name)) from None
     if found != (file.bytes, file.checksum):
-        raise CorruptionError(
-            "RESULT_CORRUPT",
-            f"the result file {files.where(name)} is not what was committed",
-            "restore it from a backup of the checkpoint",
-        )
+        raise _corrupt(files.where(name))
+
+
+def _corrupt(where: str) -> CorruptionError:
+    return CorruptionError(
+        "RESULT_CORRUPT",
+        f"the result file {where} is not what was committed",
+        "restore it from a backup of the checkpoint",
+    )
 
 
 def _missing(where: str) -> CorruptionError:

@@ -13,6 +13,9 @@ driver on this machine at once; the token stops a first one that the lock could 
 file system without locks, a URI) at its next `check_fence`.  Paths and URIs: `state/places.py`.
 Segments outside of the checkpoint belong to it alone: a copy of it finds them owned (`state/owner.py`).
 Everything is this user's alone; what an earlier version has left open to others is shut when it is opened.
+
+A checkpoint of an older format is upgraded by whoever opens it.  All of its files are read as they are, so the upgrade
+is one step: `plait.json` gets the new number, before anything is written that older releases do not understand.
 """
 
 from __future__ import annotations
@@ -47,6 +50,10 @@ from plait.state.remote import RemoteFiles
 
 LOCK, OWNER, OWNER_LOCK = "driver.lock", "owner.json", "owner.lock"
 _FOLDERS = ("log", "receipts", "results", "fence", "spark")
+_UPGRADE = "plait-upgrade.json"
+"""What `plait.json` is being replaced by: where files cannot be replaced at once, a kill would leave none."""
+_WALKED_PER_EPOCH = 64
+"""Files that looking for garbage may cost per epoch: it waits until as many epochs have gone by."""
 
 
 _KIND = "plait-checkpoint"
@@ -75,6 +82,10 @@ class Checkpoint:
         self.spark_dir = self.files.where("spark")
         self.results = place(self.results_dir, config.sync)
         self.log = ManifestLog(self.files)
+        self.opened = 0.0
+        """When, by this machine's clock."""
+        self.walked = (-1, 0)
+        """The epoch after which its directories were last looked through for garbage, and how many files there were."""
         self._locks: list[int] = []
         self._open = False
 
@@ -97,10 +108,12 @@ class Checkpoint:
             rest.make_directory("")
             _tighten(self.files, "", *_FOLDERS)
             _tighten(rest, "")
-            self._open = True
+            self._open, self.opened = True, time.time()
             try:
                 if self.files.local:
                     self._locks.append(locked(self.files, LOCK))
+                # Before anybody remembers which file gives it its id.
+                self._upgrade()
                 if self.config.state_dir:
                     self._own(rest, take_over)
                 self.token = self._take_token()
@@ -170,10 +183,20 @@ class Checkpoint:
         path = self.files.where(IDENTITY)
         data = self.files.read(IDENTITY)
         if data is None:
+            data = self.files.read(_UPGRADE)
+        if data is None:
             if numbered(self.files, LOG):
                 raise CorruptionError("CHECKPOINT_CORRUPT", f"{path} is gone, but manifests exist", RESTORE)
             self.files.put_if_absent(IDENTITY, identity(uuid.uuid4().hex))
             data = self.files.read(IDENTITY) or b""
+        found, name = self._read_identity(data)
+        refuse_newer(found, path)
+        refuse_older(found, path)
+        return name
+
+    def _read_identity(self, data: bytes) -> tuple[int, str]:
+        """Format and id."""
+        path = self.files.where(IDENTITY)
         try:
             # Before it had a checksum it was JSON and nothing else.
             value = json.loads(data) if data[:1] == b"{" else unseal(_KIND, data, path, "CHECKPOINT_CORRUPT")
@@ -182,9 +205,16 @@ class Checkpoint:
                 raise ValueError(f"format {found!r}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptionError("CHECKPOINT_CORRUPT", f"{path} cannot be understood: {error}", RESTORE) from error
-        refuse_newer(found, path)
-        refuse_older(found, path)
-        return name
+        return found, name
+
+    def _upgrade(self) -> None:
+        """Makes it one of this format.  A kill at any point leaves one that this release opens, and upgrades then."""
+        data = self.files.read(IDENTITY)
+        if data is not None and self._read_identity(data)[0] == FORMAT and self.files.read(_UPGRADE) is None:
+            return
+        self.files.put_if_absent(_UPGRADE, identity(self.id))
+        self.files.replace(IDENTITY, identity(self.id))
+        self.files.delete(_UPGRADE)
 
     def _own(self, rest: Files, take_over: bool) -> None:
         """The segments in `rest` belong to this checkpoint, or it is refused."""
@@ -256,10 +286,14 @@ def segment_home(files: Files, config: Config, name: str) -> SegmentHome:
 def collect_garbage(
     checkpoint: Checkpoint, live: LiveState, keep_results: set[str], grace_seconds: float, now: float
 ) -> int:
-    """Delete what no manifest needs and nobody can still be writing; returns how many files.
+    """Delete what no manifest needs and nobody can still be writing or reading; returns how many files.
 
     Segments that are not in `live`, results that are not in `keep_results` (paths within the results directory, or
-    absolute), manifests before the newest snapshot that name no such result, temporary files and old fences.
+    absolute), manifests before the newest snapshot, temporary files and old fences.  What an earlier driver has left
+    of results lies here for the grace period as well: somebody may still have a DataFrame of it.
+
+    Cost: what there is to delete, and a walk through all files.  The more there are, the more seldom it is made, so
+    that it comes to the same per epoch.
     """
     checkpoint.check_fence()
     files, results = checkpoint.files, checkpoint.results
@@ -267,12 +301,20 @@ def collect_garbage(
         # By the clock that the files are dated by: whoever is ahead of it would take new files for old ones.
         now = min(now, files.modified(manifest_name(live.epoch)) or 0.0)
     limit = now - grace_seconds
+    deleted = checkpoint.log.prune(limit)
+    epoch, walked = checkpoint.walked
+    if epoch <= live.epoch < epoch + walked // _WALKED_PER_EPOCH:
+        return deleted
     named = {info.path for infos in live.segments.values() for info in infos}
-    deleted = 0
     kept = {os.path.relpath(path, results.root) if os.path.isabs(path) else path for path in keep_results}
-    for rest, keep in ((checkpoint.home.files, named), (results, kept)):
+    walked = 0
+    for rest, keep, old in (
+        (checkpoint.home.files, named, True),
+        (results, kept, checkpoint.opened <= limit),
+    ):
         for path, _ in rest.walk(""):
-            if path not in keep and path not in (OWNER, OWNER_LOCK):
+            walked += 1
+            if old and path not in keep and path not in (OWNER, OWNER_LOCK):
                 deleted += rest.delete_older(path, limit)
     for folder in ("", "log", "receipts", "fence"):
         for name in files.names(folder):
@@ -281,4 +323,5 @@ def collect_garbage(
     for token in numbered(files, "fence"):
         if token < checkpoint.token:
             deleted += files.delete_older(_fence_name(token), limit)
-    return deleted + checkpoint.log.prune(limit, kept)
+    checkpoint.walked = (live.epoch, walked)
+    return deleted

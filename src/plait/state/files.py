@@ -290,14 +290,18 @@ class LocalFiles:
 
     def walk(self, folder: str) -> Iterator[tuple[str, int]]:
         """Regular files, in the order of their names."""
-        for where, folders, names in os.walk(self.where(folder), followlinks=False):
-            folders.sort()
-            for name in sorted(names):
-                path = os.path.join(where, name)
+        try:
+            with os.scandir(self.where(folder)) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError:
+            return
+        for entry in entries:
+            inside = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from self.walk(inside)
+            elif entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
-                    found = os.lstat(path)
-                    if stat.S_ISREG(found.st_mode):
-                        yield os.path.relpath(path, self.root), found.st_size
+                    yield inside, entry.stat(follow_symlinks=False).st_size
 
     def read(self, name: str) -> bytes | None:
         """The bytes of a small file, or None if there is none."""

@@ -5,7 +5,7 @@ meanwhile may then be reported as missing.  `findings` checks every checksum and
 on; without findings a restart finds exactly the rows that were committed.  What rests behind a URI is downloaded for
 that, past the host's cache: the copies there are not what is to be verified.
 
-Cost.  `report` reads the manifests; `findings` reads every live byte once.
+Cost.  `report` reads the manifests; `findings` reads every live byte once, and the result files in force.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, PlaitError, without_secrets
@@ -173,9 +174,30 @@ class Inspection:
         except PlaitError as error:
             yield Finding(error.code, "log", error.cause)
             return
+        yield from self._result_findings(checkpoint)
         with tempfile.TemporaryDirectory(prefix="plait-verify-", dir=scratch_dir()) as folder:
             home = self.home
             yield from self._state_findings(home if home.remote is None else replace(home, path=folder), live, catalog)
+
+    def _result_findings(self, checkpoint: Checkpoint) -> Iterator[Finding]:
+        """Result files in force that are not what was committed."""
+        for query, files in sorted(checkpoint.log.results().items()):
+            for file in files:
+                digest, size = xxhash.xxh3_128(), 0
+                try:
+                    for block in checkpoint.results.blocks(file.path):
+                        digest.update(block)
+                        size += len(block)
+                except FileNotFoundError:
+                    # Format 3 did not say which files are gone because their sink has taken them.
+                    if file.passing is not None:
+                        yield Finding("RESULT_MISSING", file.path, f"a result file of query {query!r} is gone")
+                    continue
+                except (OSError, PlaitError) as error:
+                    yield Finding("RESULT_CORRUPT", file.path, f"a result file of query {query!r}: {error}")
+                    continue
+                if (size, digest.hexdigest()) != (file.bytes, file.checksum):
+                    yield Finding("RESULT_CORRUPT", file.path, f"a result file of query {query!r} is damaged")
 
     def _state_findings(self, home: SegmentHome, live: LiveState, catalog: dict[str, Any]) -> Iterator[Finding]:
         for store, infos in sorted(live.segments.items()):

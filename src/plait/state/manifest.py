@@ -1,16 +1,19 @@
 """Manifests: what each epoch committed.  A file that no manifest names does not exist.
 
 Contract.  `log/<epoch>.json` is created with put-if-absent; its creation is the commit of the epoch.  Epochs are
-numbered 0, 1, 2 … without gaps.  Every n-th manifest is a snapshot that lists all live segments, so a restart reads
-the newest snapshot and what follows.  A file begins with `plait-manifest <format> <xxh3-128 of the rest>`.
+numbered 0, 1, 2 … without gaps.  Every n-th manifest is a snapshot that lists all live segments and all result files
+in force, so a restart reads the newest snapshot and what follows, and nothing before it is needed any more.  A file
+begins with `plait-manifest <format> <xxh3-128 of the rest>`.
 
 An *amendment* `log/<epoch>-<n>.json` is a snapshot of the state after that epoch, rewritten without a new epoch
 (`state/compact.py`); the newest one of an epoch stands for it.
 
 Invariant.  `live()` is the state after the last committed epoch, or raises; a flipped bit, a truncated file or a
 missing number are never taken for a smaller state.  `LiveState.after` says the same without reading anything.
+`results()` are the result files in force after that epoch; `results_after` says the same without reading.
 
-Cost.  An append is one small file and two fsyncs; `live()` reads at most `Config.snapshot_every` files.
+Cost.  An append is one small file and two fsyncs; `live()` and `results()` read at most `Config.snapshot_every` files.
+A log of format 3, whose snapshots say nothing of results, is read whole until the first snapshot of format 4.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import xxhash
@@ -31,8 +34,13 @@ from plait.state.files import RESTORE, Files, inside, numbered
 from plait.state.segment import SegmentInfo
 from plait.state.sets import Sets
 
-FORMAT = 3
+FORMAT = 4
+"""The format that is written."""
+OLDEST_FORMAT = 3
+"""The oldest format that is still read: what it lacks takes defaults."""
 LOG, RECEIPTS = "log", "receipts"
+_ATTEMPTS = 5
+"""How often the log is listed again because what was listed has been pruned meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,10 @@ class ResultFile:
     """Its rows are those of a maintained aggregate, made by the join's tasks."""
     unpacked: int = 0
     """Bytes of its rows in memory, or as many of them as were counted; 0 in files of earlier releases."""
+    tier: int = 0
+    """How often its rows have been merged into a larger file."""
+    passing: bool | None = None
+    """Whether it is there for a sink only, until the next epoch is committed.  Format 3 did not say: None."""
 
     @property
     def weight(self) -> int:
@@ -76,7 +88,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One committed epoch.  `snapshot` are all segments live after it, where it carries them."""
+    """One committed epoch.  `snapshot` are all segments live after it, where it carries them; likewise results."""
 
     epoch: int
     token: int
@@ -98,10 +110,18 @@ class Manifest:
     """How long each store's rows can be reached."""
     before_ms: int | None = None
     """The watermark before this epoch: the least of all queries."""
+    merged: tuple[ResultFile, ...] = ()
+    """Result files that hold exactly the rows of those in `replaced`."""
+    replaced: tuple[str, ...] = ()
+    """Paths of result files that were in force before this epoch: their rows are in `merged`, or serve nobody."""
+    snapshot_results: tuple[ResultFile, ...] | None = None
+    """All result files in force after this epoch, where it carries a snapshot."""
     catalog: int = 0
     """The version of the catalog that the epoch ran with; −1 in format 3, which had none."""
     marks_ms: dict[str, int] = field(default_factory=dict)
     """By mark the latest event time less the delay of its stream."""
+    before_marks_ms: dict[str, int] = field(default_factory=dict)
+    """The same before this epoch: by it rows were dropped as late."""
     let_go: dict[str, int] = field(default_factory=dict)
     """By store the latest birth of a row that was let expire."""
     builds: dict[str, int] = field(default_factory=dict)
@@ -120,11 +140,16 @@ class Manifest:
             value["added"] = tuple(SegmentInfo.from_json(v, where) for v in value["added"])
             value["removed"] = tuple(inside(path, where) for path in value["removed"])
             value["results"] = tuple(ResultFile.from_json(v, where) for v in value["results"])
+            value["merged"] = tuple(ResultFile.from_json(v, where) for v in value.get("merged", ()))
+            value["replaced"] = tuple(inside(path, where) for path in value.get("replaced", ()))
             value["retention"] = {
                 store: _retention(v, value["watermark_ms"]) for store, v in value["retention"].items()
             }
             if value["snapshot"] is not None:
                 value["snapshot"] = tuple(SegmentInfo.from_json(v, where) for v in value["snapshot"])
+            if value.get("snapshot_results") is not None:
+                found = [ResultFile.from_json(v, where) for v in value["snapshot_results"]]
+                value["snapshot_results"] = tuple(found)
             return Manifest(**value)
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptionError("MANIFEST_CORRUPT", f"{where} lacks something: {error}", RESTORE) from error
@@ -206,6 +231,29 @@ def _retention(value: dict[str, Any], watermark_ms: int | None) -> Retention:
     return Retention(value["time_column"], horizon, value["ttl_us"])
 
 
+def results_after(
+    before: Mapping[str, tuple[ResultFile, ...]], manifest: Manifest
+) -> dict[str, tuple[ResultFile, ...]]:
+    """The result files in force after one more epoch, by query, in the order of epochs; a snapshot stands for itself.
+
+    A file that is `whole` stands for all before it, one of `merged` for those that it replaces; one that was only
+    `passing` has been taken by its sink when the next epoch is committed.
+    """
+    found: dict[str, list[ResultFile]] = {}
+    if manifest.snapshot_results is not None:
+        for file in manifest.snapshot_results:
+            found.setdefault(file.query, []).append(file)
+    else:
+        gone, whole = set(manifest.replaced), {file.query for file in manifest.results if file.whole}
+        for query, files in before.items():
+            left = [file for file in files if not file.passing and file.path not in gone]
+            if left and query not in whole:
+                found[query] = left
+        for file in (*manifest.merged, *manifest.results):
+            found.setdefault(file.query, []).append(file)
+    return {query: tuple(files) for query, files in found.items()}
+
+
 def _missing(epoch: int, found: int) -> CorruptionError:
     return CorruptionError("MANIFEST_MISSING", f"the manifest of epoch {epoch} is gone, but {found} exists", RESTORE)
 
@@ -215,7 +263,6 @@ class ManifestLog:
 
     def __init__(self, files: Files) -> None:
         self.files = files
-        self._results: dict[int, tuple[str, ...]] = {}
 
     def append(self, manifest: Manifest) -> None:
         """Commit an epoch.  It must not be committed yet."""
@@ -287,10 +334,31 @@ class ManifestLog:
             state = state.after(manifest)
         return state
 
-    def results(self) -> Iterator[ResultFile]:
-        """The result files of all epochs, in order."""
-        for epoch in self.epochs():
-            yield from self._read_existing(epoch).results
+    def since_snapshot(self) -> list[Manifest]:
+        """The manifests from the newest one that lists the results in force on; all, where none does (format 3)."""
+        for _ in range(_ATTEMPTS):
+            found: list[Manifest] = []
+            for epoch in reversed(self.epochs()):
+                manifest = self.read(epoch)
+                if manifest is None:
+                    break
+                found.append(manifest)
+                if manifest.snapshot_results is not None:
+                    # Format 3 pruned manifests that named no results: only after a snapshot must there be no gap.
+                    for later, earlier in pairwise(found):
+                        if later.epoch != earlier.epoch + 1:
+                            raise _missing(earlier.epoch + 1, later.epoch)
+                    return found[::-1]
+            else:
+                return found[::-1]
+        raise _missing(epoch, epoch + 1)
+
+    def results(self) -> dict[str, tuple[ResultFile, ...]]:
+        """The result files in force after the last committed epoch, by query."""
+        found: dict[str, tuple[ResultFile, ...]] = {}
+        for manifest in self.since_snapshot():
+            found = results_after(found, manifest)
+        return found
 
     def record_receipt(self, epoch: int, queries: Iterable[str]) -> None:
         """Note that the sinks of these queries have taken the epoch; those noted before stay noted."""
@@ -304,28 +372,30 @@ class ManifestLog:
             return set()
         return set(unseal("plait-receipt", data, self.files.where(name), "RECEIPT_CORRUPT")["queries"])
 
-    def prune(self, older_than: float, keep_results: Set[str]) -> int:
-        """Delete manifests before the newest snapshot that name no result file to keep, with their receipts.
+    def prune(self, older_than: float) -> int:
+        """Delete manifests before the newest snapshot, with their receipts; returns how many files.
 
-        Returns how many files.  A receipt outlives its manifest never, and is not deleted before it.
+        They go in the order of epochs, up to the first that is too young: what is left needs no second look.
         """
         epochs = self.epochs()
-        newest = next((e for e in reversed(epochs) if self._read_existing(e).snapshot is not None), 0)
+        newest = next((e for e in reversed(epochs) if self._read_existing(e).snapshot_results is not None), 0)
         deleted = 0
-        for epoch in epochs[: bisect_left(epochs, newest)]:
-            if epoch not in self._results:
-                self._results[epoch] = tuple(file.path for file in self._read_existing(epoch).results)
-            name = manifest_name(epoch)
-            if keep_results.isdisjoint(self._results[epoch]) and self.files.delete_older(name, older_than):
-                deleted += 1
-                del self._results[epoch]
         for epoch, numbers in self._amendments().items():
             for number in numbers if epoch < newest else ():
                 deleted += self.files.delete_older(manifest_name(epoch, number), older_than)
-        left = set(self.epochs())
+        left = newest
+        for epoch in epochs:
+            if epoch >= newest:
+                break
+            if not self.files.delete_older(manifest_name(epoch), older_than):
+                left = epoch
+                break
+            deleted += 1
+        # A receipt is not deleted before its manifest: without it the rows would count as not delivered.
         for epoch in numbered(self.files, RECEIPTS):
-            if epoch < newest and epoch not in left:
-                deleted += self.files.delete_older(_receipt_name(epoch), older_than)
+            if epoch >= left or not self.files.delete_older(_receipt_name(epoch), older_than):
+                break
+            deleted += 1
         return deleted
 
     def _read_existing(self, epoch: int) -> Manifest:
@@ -385,9 +455,9 @@ def refuse_newer(found: int, where: str) -> None:
 
 def refuse_older(found: int, where: str) -> None:
     """Raise if `where` is of a format that this version no longer reads."""
-    if found < FORMAT:
+    if found < OLDEST_FORMAT:
         raise CheckpointError(
             "FORMAT_OLDER",
-            f"{where} has format {found}; this version of plait reads format {FORMAT}",
+            f"{where} has format {found}; this version of plait reads formats from {OLDEST_FORMAT} to {FORMAT}",
             "finish with the version that wrote it, or start on a new checkpoint",
         )
