@@ -23,7 +23,7 @@ from benchmarks.tpcds.workloads import WORKLOADS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from plait.engine import Run
+    from plait.run import Run
 
 LOOK_EVERY_SECONDS = 0.2
 KEPT = ("epoch", "rows_in", "state_rows", "state_bytes", "segments", "seconds", "task_seconds", "state")

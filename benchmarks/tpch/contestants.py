@@ -72,7 +72,7 @@ def plait(spark: SparkSession, job: TpchJob, query: int, epochs: int, folder: Pa
         run = engine.start(available_now=True)
         run.await_termination()
         seconds = time.perf_counter() - begun
-        kept = engine.registered("q").read.residual
+        kept = engine._desk.registered("q").read.residual
         sources = () if kept is None else kept.sources
         rows = [source.name for source in sources if source.maintained is None]
         parts: dict[str, float] = {}

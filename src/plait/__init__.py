@@ -14,7 +14,7 @@ Planning and execution never import each other: they meet in `query/plan.py`.
 """
 
 from plait.config import Config
-from plait.engine import Engine, QueryHandle, Run
+from plait.engine import Engine
 from plait.errors import (
     CheckpointError,
     ConfigError,
@@ -27,6 +27,8 @@ from plait.errors import (
     StorageError,
     StreamError,
 )
+from plait.queries import QueryHandle
+from plait.run import Run
 from plait.runtime.session import session
 from plait.runtime.state_frame import read_state
 

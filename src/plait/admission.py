@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plait.catalog.catalog import Catalog, shown
+from plait.catalog.catalog import Catalog
 from plait.catalog.changes import Definition, changed
 from plait.config import KEY_GROUPS, Config
 from plait.query.graph import JoinGraph
-from plait.query.layout import Build, StoreHistory
+from plait.query.layout import Build, StoreHistory, shown
 from plait.query.plan import watermark_ms
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
@@ -101,11 +101,21 @@ def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState)
         waits = any(join in allocation.waiting for join in entry.joins)
         since = entry.live_since if entry.live_since is not None else None if waits else epoch
         floors = {join: dict(allocation.floors[join]) for join in entry.joins}
-        catalog = catalog.with_query(replace(entry, floors=floors, live_since=since))
+        stores = {join: _stores_of(allocation, join) for join in entry.joins}
+        catalog = catalog.with_query(replace(entry, floors=floors, live_since=since, stores=stores))
     catalog = catalog.with_layout(allocation.layout)
     if catalog != before:
         catalog = replace(catalog, version=before.version + 1)
     return Admitted(catalog, allocation, graphs)
+
+
+def _stores_of(allocation: Allocation, join: str) -> dict[str, list[str]]:
+    """By alias."""
+    found: dict[str, list[str]] = {}
+    for (name, alias, _), store in allocation.stores.items():
+        if name == join:
+            found.setdefault(alias, []).append(store)
+    return found
 
 
 def history(live: LiveState) -> dict[str, StoreHistory]:

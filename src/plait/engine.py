@@ -1,50 +1,44 @@
-"""The façade: `Engine` takes streams and queries, `Run` is the engine at work, `QueryHandle` one query of it."""
+"""The façade: `Engine` takes streams, tables and queries, and starts them."""
 
 from __future__ import annotations
 
-import contextlib
-import glob
-import os
-import secrets
-import shutil
-import tempfile
-import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial, reduce
 from itertools import count
-from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from plait.admission import Admission, Admitted, Asked, admitted
-from plait.catalog.catalog import Catalog, QueryEntry, shown
-from plait.catalog.changes import Definition, refuse_another_text, same_text
+from plait.catalog.catalog import Catalog, QueryEntry
+from plait.catalog.changes import refuse_another_text, same_text
 from plait.catalog.settings import meaning, refuse_changed_meaning
 from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
-from plait.errors import CheckpointError, PlaitError, QueryError, RecomputationWarning, StreamError
+from plait.errors import CheckpointError, QueryError, RecomputationWarning, StreamError
 from plait.explain import explain, explain_stages
+from plait.queries import Desk, QueryHandle, RegisteredQuery, watermark_policy
 from plait.query.graph import JoinGraph
 from plait.query.layout import Layout
 from plait.query.plan import Plan
 from plait.query.relation import Relation
+from plait.run import Run, guarded
 from plait.runtime.answers import Answer, LiveResults, Sources
 from plait.runtime.answers import output_mode as choose_mode
 from plait.runtime.bucketise import bucketised
 from plait.runtime.deliver import catch_up, deliver_joined
-from plait.runtime.epoch import Driver, refuse_gap, run_epoch
+from plait.runtime.epoch import Driver, refuse_gap
 from plait.runtime.failures import translated
 from plait.runtime.rows import ResultRows
 from plait.runtime.session import forget_origins
-from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
+from plait.runtime.sinks import Keep, Sink, make_sink
 from plait.runtime.source_log import can_change_streams, choose_sources, refuse_fixed
 from plait.runtime.stopping import Stopping
+from plait.runtime.verified import forget_verified, verified_dir
 from plait.share.reoptimise import Planner
 from plait.share.retention import final_us, with_ttls
 from plait.sql.catalyst import ReadQuery, read_query, relation_of, table_of
@@ -80,10 +74,16 @@ class Engine:
         self._frames: dict[str, DataFrame] = {}
         self._relations: dict[str, Relation] = {}
         self._tables: set[str] = set()
-        self._queries: dict[str, RegisteredQuery] = {}
+        self._desk = Desk(
+            spark,
+            self.checkpoint,
+            self.config,
+            plan=lambda: self.plan,
+            catalog=lambda: self._in_force,
+            refuse_if_running=self._refuse_if_running,
+        )
+        self._queries = self._desk.queries
         self._dropped: set[str] = set()
-        self.known: set[str] = set()
-        """Result files in force that this engine has written or verified."""
         self._run: Run | None = None
         self._admission: Admission | None = None
         self._live = LiveState()
@@ -101,7 +101,7 @@ class Engine:
         `keep="used"` stores what queries use.  `keep="all"` also keeps all rows as they are, within the TTL, for
         queries that are added later: whatever columns and filters they have, they find the past.
         """
-        self.refuse_if_running("a stream cannot be added")
+        self._refuse_if_running("a stream cannot be added")
         if not hasattr(df, "_jdf"):
             raise StreamError(
                 "NOT_STREAMING", f"{name} is not a DataFrame of a classic session", "read it with spark.readStream"
@@ -121,7 +121,7 @@ class Engine:
 
         Its rows are read once, with the first epoch that a query needs them, and stay what they are then.
         """
-        self.refuse_if_running("a table cannot be added")
+        self._refuse_if_running("a table cannot be added")
         self._refuse_known(name)
         if not hasattr(df, "_jdf") or df.isStreaming:
             raise StreamError(
@@ -162,7 +162,7 @@ class Engine:
         Its kept results and the state that serves no other query are deleted.  What is not there is no error, so the
         call may stay in the program.
         """
-        self.refuse_if_running("nothing can be dropped")
+        self._refuse_if_running("nothing can be dropped")
         self._queries.pop(name, None)
         if name in self._relations and not self._readers(name):
             del self._relations[name], self._frames[name]
@@ -181,7 +181,7 @@ class Engine:
         ]
 
     def _define(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
-        self.refuse_if_running("a query cannot be added")
+        self._refuse_if_running("a query cannot be added")
         if (other := _same_name(name, self._queries)) is not None:
             raise QueryError("DUPLICATE_QUERY", f"a query called {other!r} is registered already", _ANOTHER_NAME)
         if not (name.isascii() and name.isidentifier()):
@@ -274,7 +274,7 @@ class Engine:
         if self._catalog.version < 0 and not can_change_streams(self.checkpoint, self.spark):
             positions = tuple(sorted(name for name in self._relations if name not in self._tables))
             now = Admitted(replace(now.catalog, positions=positions), now.allocation, now.graphs)
-        return Admission(self.checkpoint, self.config, asked, now, self.watermark_policy)
+        return Admission(self.checkpoint, self.config, asked, now, watermark_policy(self.spark))
 
     def _upgrade(self, asked: Asked) -> None:
         """A checkpoint of format 3: what it says is said again in today's terms, and committed with the next epoch."""
@@ -288,7 +288,7 @@ class Engine:
 
     def start(self, available_now: bool = False, every: str | None = None) -> Run:
         """Starts all queries: over what is available now, or for ever (`every` fixes the pace, such as "1 second")."""
-        self.refuse_if_running("it cannot be started")
+        self._refuse_if_running("it cannot be started")
         if available_now and every is not None:
             raise StreamError("TRIGGER", "available_now and every exclude each other", "give one of them")
         if not self._queries:
@@ -298,7 +298,7 @@ class Engine:
         admission = self._admission = self._admit()
         planner = admission.begin(self._live, self.checkpoint.statistics())
         plan, sinks = planner.plan, self._sinks()
-        rows = ResultRows(self.spark, plan, self.checkpoint, self.known)
+        rows = ResultRows(self.spark, plan, self.checkpoint, self._desk.known)
         layout, epoch = admission.now.allocation.layout, self._live.epoch + 1
         inputs = sorted(layout.inputs, key=lambda i: i.relation)
         driver = Driver(
@@ -309,7 +309,7 @@ class Engine:
             sinks=sinks,
             rows=rows,
             live=self._live,
-            verified_dir=_verified_dir(self.checkpoint),
+            verified_dir=verified_dir(self.checkpoint),
             watermark_policy=admission.policy,
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             planner=planner,
@@ -328,7 +328,7 @@ class Engine:
         writer = (
             buckets.writeStream.queryName(f"plait-{self.checkpoint.id[:8]}-{self.checkpoint.token}")
             .option("checkpointLocation", f"file://{spark_dir}" if self.checkpoint.files.local else spark_dir)
-            .foreachBatch(partial(_guarded, driver, stopping := Stopping()))
+            .foreachBatch(partial(guarded, driver, stopping := Stopping()))
         )
         if available_now:
             writer = writer.trigger(availableNow=True)
@@ -421,7 +421,7 @@ class Engine:
             if self._run is not None:
                 self._run.stop()
         finally:
-            _forget_verified(self.checkpoint)
+            forget_verified(self.checkpoint)
             self.checkpoint.close()
 
     def __enter__(self) -> Engine:
@@ -451,11 +451,10 @@ class Engine:
             )
         return found
 
-    def registered(self, name: str) -> RegisteredQuery:
-        """A query that the program has defined."""
-        if name not in self._queries:
-            raise QueryError("NO_QUERY", f"no query is called {name!r}", "it was dropped; define it again")
-        return self._queries[name]
+    @property
+    def _in_force(self) -> Catalog:
+        """The catalog that the last epoch ran with, or that the next will, while the engine runs."""
+        return self._catalog if self._run is None or self._admission is None else self._admission.now.catalog
 
     def _refuse_known(self, name: str) -> None:
         """Refuses a name that SQL cannot tell from that of a registered stream or table."""
@@ -467,257 +466,12 @@ class Engine:
         now = meaning(self.spark)
         refuse_changed_meaning(self.checkpoint.settings(now), now)
 
-    def entry(self, name: str) -> QueryEntry | None:
-        """A query as the catalog has it, once the engine has started with it."""
-        catalog = self._catalog if self._run is None or self._admission is None else self._admission.now.catalog
-        found = catalog.queries.get(name)
-        return found if found is not None and found.id == self.registered(name).id else None
-
-    @property
-    def watermark_policy(self) -> str:
-        """How the watermark of a query follows from those of its streams: Spark's setting."""
-        return self.spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min") or "min"
-
-    def refuse_if_running(self, what: str) -> None:
+    def _refuse_if_running(self, what: str) -> None:
         """Raises if the engine runs, or is closed."""
         if self._closed:
             raise StreamError("CLOSED", f"the engine is closed: {what}", "make a new engine on the same checkpoint")
         if self._run is not None and self._run.is_active:
             raise StreamError("RUNNING", f"the engine is running: {what}", "stop the run first")
-
-
-@dataclass(eq=False)
-class RegisteredQuery:
-    """A query as the program has defined it, read and checked."""
-
-    id: str
-    name: str
-    sql: str
-    read: ReadQuery
-    mode: str
-    since: str | None
-    replaces: bool
-    sink: Sink = field(default_factory=Keep)
-    """Where its rows go, or its answers."""
-    described: Mapping[str, Any] | None = None
-    """Kind and options of the sink, as far as they can be written down."""
-    answer: Answer | None = None
-    """What Spark makes of its rows, if they are not the answer themselves."""
-
-    @property
-    def graphs(self) -> dict[str, JoinGraph]:
-        """Its joins by name."""
-        return self.read.graphs
-
-    @property
-    def definition(self) -> Definition:
-        """What admission must know of it."""
-        residual = self.read.residual
-        return Definition(
-            id=self.id,
-            name=self.name,
-            sql=self.sql,
-            graphs=self.graphs,
-            mode=self.mode,
-            since=self.since,
-            one_floor=residual is not None and len(residual.sources) > 1,
-            sink=self.described,
-            replaces=self.replaces,
-        )
-
-    def use(self, sink: Sink, kind: str, options: Mapping[str, Any]) -> None:
-        """Another sink."""
-        plain = {name: value for name, value in options.items() if isinstance(value, str | int | float | bool)}
-        self.sink, self.described = sink, {"kind": kind, "options": plain}
-        if self.answer is not None:
-            self.answer.sink = sink
-
-
-class QueryHandle:
-    """One registered query."""
-
-    def __init__(self, engine: Engine, name: str) -> None:
-        self._engine = engine
-        self.name = name
-
-    @property
-    def _query(self) -> RegisteredQuery:
-        return self._engine.registered(self.name)
-
-    @property
-    def output_mode(self) -> str:
-        """What its sink gets after an epoch: `append`, `update` or `complete`."""
-        return self._query.mode
-
-    @property
-    def joins(self) -> tuple[str, ...]:
-        """What plans and progress reports call its joins: its own name, or, of a whole query, `name.1`, `name.2` …"""
-        return tuple(shown(join) for join in self._query.graphs)
-
-    @property
-    def status(self) -> str:
-        """`pending` before the engine has started with it, `building` while a store is filled for it, then `live`."""
-        entry = self._engine.entry(self.name)
-        return "pending" if entry is None else entry.status
-
-    @property
-    def live_since(self) -> int | None:
-        """The first epoch with results of it; None while there is none."""
-        entry = self._engine.entry(self.name)
-        return None if entry is None else entry.live_since
-
-    @property
-    def floors(self) -> dict[str, int]:
-        """Per alias the first epoch whose rows it sees, once it is admitted."""
-        entry = self._engine.entry(self.name)
-        return {} if entry is None else {a: f for floors in entry.floors.values() for a, f in floors.items()}
-
-    def sink(self, kind: str, **options: Any) -> QueryHandle:
-        """Where the rows go: noop, console(rows=), memory, parquet(path=), foreach_batch(fn=)."""
-        self._engine.refuse_if_running("a sink cannot be changed")
-        made = make_sink(kind, self.name, self._remembered, options, self._engine.config.sync)
-        if self._query.answer is not None and self.output_mode != "append":
-            refuse_appending(kind, self.name)
-        self._query.use(made, kind, options)
-        return self
-
-    def foreach_batch(self, fn: Any) -> QueryHandle:
-        """Shorthand for `sink("foreach_batch", fn=fn)`: `fn(rows, epoch)` is called once per epoch number."""
-        return self.sink("foreach_batch", fn=fn)
-
-    def results(self) -> DataFrame:
-        """All committed rows, exactly once; of a query that is more than a join, its answer so far."""
-        return self._results(set())
-
-    def _remembered(self) -> DataFrame:
-        """The same after every epoch: only files that this engine has not seen yet are verified."""
-        return self._results(self._engine.known)
-
-    def _results(self, known: set[str]) -> DataFrame:
-        engine, query = self._engine, self._query
-        rows = ResultRows(engine.spark, engine.plan, engine.checkpoint, known)
-        if query.answer is not None:
-            refuse_gap(engine.checkpoint)
-            return query.answer.frame(rows, LiveResults.read(engine.checkpoint.log, policy=engine.watermark_policy))
-        if query.sink.keeps_rows:
-            refuse_gap(engine.checkpoint)
-            return rows.all(query.id)
-        delivered = query.sink.results(engine.spark, rows.schema(query.id))
-        if delivered is None:
-            raise QueryError(
-                "RESULTS_NOT_KEPT",
-                f"the rows of query {self.name!r} went to its sink and are not kept",
-                "read them where the sink put them, or use no sink, memory or parquet",
-            )
-        return delivered
-
-
-class Run:
-    """The engine at work."""
-
-    def __init__(self, query: StreamingQuery, driver: Driver, stopping: Stopping) -> None:
-        self._query = query
-        self._driver = driver
-        self._stopping = stopping
-        stopping.active = lambda: bool(query.isActive)
-        driver.behind.failed = self._answers_failed
-
-    @property
-    def is_active(self) -> bool:
-        """Whether epochs are still being run, or answers are on their way."""
-        return self._query.isActive or self._driver.behind.busy
-
-    def await_termination(self, timeout: float | None = None) -> bool:
-        """Waits for the end, at most `timeout` seconds; True when it has ended.  Raises what made it fail."""
-        try:
-            if timeout is None:
-                self._query.awaitTermination()
-            elif not self._query.awaitTermination(timeout):  # type: ignore[arg-type]
-                return False
-            self._driver.behind.close()
-            self._driver.behind.wait()
-            return True
-        except (PySparkException, Py4JError, OSError) as error:
-            if (failure := self._failure(error)) is None:
-                return True
-            raise failure from error
-
-    def stop(self, wait: bool = True) -> None:
-        """Stops after the running epoch, when it is committed and its answers have arrived.
-
-        With `wait=False`, or if waiting is interrupted, the running epoch is cancelled: the next start does it again.
-        """
-        try:
-            self._stopping.ask(wait)
-            if not self._stopping.impatient:
-                try:
-                    with self._driver.working:
-                        pass
-                except BaseException:
-                    self._stopping.ask(wait=False)
-                    raise
-        finally:
-            self._stop()
-
-    def _stop(self) -> None:
-        try:
-            if self._query.isActive:
-                self._query.stop()
-        except (Py4JError, OSError) as error:
-            # With the JVM gone nothing runs any more.
-            if translated(error).code != "SPARK_LOST":
-                raise translated(error) from error
-        finally:
-            # Spark does not wait for an epoch that is in Python, and without a JVM nobody does: it may be at its sinks.
-            with self._driver.working:
-                self._driver.behind.close()
-
-    @property
-    def exception(self) -> PlaitError | None:
-        """What made the run fail, if it did; being stopped is no failure."""
-        error = self._query.exception()
-        return self._driver.failure if error is None else self._failure(error)
-
-    @property
-    def last_progress(self) -> dict[str, Any] | None:
-        """The newest progress report; see docs/operations.md for its keys."""
-        recent = self.recent_progress
-        return recent[-1] if recent else None
-
-    @property
-    def recent_progress(self) -> list[dict[str, Any]]:
-        """The progress reports kept (`Config.history`), oldest first; `spark_seconds` are Spark's own parts."""
-        spark = {p.batchId: {k: v / 1000 for k, v in p.durationMs.items()} for p in self._query.recentProgress}
-        return [{**report, "spark_seconds": spark.get(report["epoch"], {})} for report in list(self._driver.progress)]
-
-    def _answers_failed(self, error: BaseException) -> None:
-        """Ends the run: the next epoch would fail, but that may be far away."""
-        if not self._stopping.impatient:
-            self._driver.failure = self._driver.failure or translated(error)
-        with contextlib.suppress(PySparkException, Py4JError, OSError):
-            self._query.stop()
-
-    def _failure(self, error: BaseException) -> PlaitError | None:
-        """The error that ended the run; None for what comes of being stopped."""
-        return self._driver.failure or (None if self._stopping.asked else translated(error))
-
-
-def _guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int) -> None:
-    """Keeps the error a user can act on: Spark would wrap it in its own."""
-    with driver.working:
-        if not stopping.asked:
-            stopping.at_work = threading.get_ident()
-            try:
-                run_epoch(driver, buckets, number)
-            except Exception as error:
-                # What an epoch says that was cancelled comes of that.
-                if not stopping.impatient:
-                    driver.failure = driver.failure or translated(error)
-                raise
-            finally:
-                stopping.at_work = None
-            return
-    stopping.turn_away()
 
 
 def _same_name(name: str, known: Iterable[str]) -> str | None:
@@ -741,20 +495,3 @@ def _warn_of_recomputation(name: str, residual: Residual) -> None:
 
 def _no_rows() -> DataFrame:
     raise AssertionError("a parquet sink copies files")
-
-
-def _verified_dir(checkpoint: Checkpoint) -> str:
-    """Where this run notes, on every host, which segments it has verified: a name that nobody can guess."""
-    return f"{_verified_prefix(checkpoint)}{checkpoint.token}-{secrets.token_hex(16)}"
-
-
-def _verified_prefix(checkpoint: Checkpoint) -> str:
-    return os.path.join(tempfile.gettempdir(), f"plait-{os.geteuid()}-{checkpoint.id}-")
-
-
-def _forget_verified(checkpoint: Checkpoint) -> None:
-    """Removes the notes of this run, and of those before it that were killed."""
-    for folder in glob.glob(f"{glob.escape(_verified_prefix(checkpoint))}*"):
-        with contextlib.suppress(OSError):
-            if os.lstat(folder).st_uid == os.geteuid():
-                shutil.rmtree(folder, ignore_errors=True)

@@ -161,3 +161,109 @@ def test_every_input_is_sampled_against_all_stores_on_its_keys(case: Case) -> No
     for tree in plan.trees:
         for top in tree.nodes:
             assert (edges[tree.edge][1].store, top.step.store) in asked
+
+
+# ---------------------------------------------------------------- one layout from another
+
+
+def wanted(floors: dict[str, dict[str, int]] | None = None, **graphs: JoinGraph) -> dict[str, Wanted]:
+    """Queries by name; those with floors live already."""
+    known = floors or {}
+    return {n: Wanted(g, n, known.get(n), live=n in known) for n, g in graphs.items()}
+
+
+def filtered(graph: JoinGraph, alias: str, text: str) -> JoinGraph:
+    """The same with a filter on one alias."""
+    aliases = tuple(replace(a, filter=text) if a.name == alias else a for a in graph.aliases)
+    return replace(graph, aliases=aliases)
+
+
+def test_the_same_queries_change_nothing() -> None:
+    relations = streams("abc")
+    first = allocate(Layout(), wanted(q=joined("a.k = b.k", "b.m = c.m")), relations)
+    again = allocate(
+        first.layout,
+        wanted({"q": dict(first.floors["q"])}, q=joined("a.k = b.k", "b.m = c.m")),
+        relations,
+        epoch=7,
+        version=1,
+    )
+    assert again.layout == first.layout
+    assert Layout.from_json(first.layout.to_json()) == first.layout
+
+
+def test_no_id_is_given_twice() -> None:
+    relations, layout = streams("ab"), Layout()
+    seen: set[int] = set()
+    edges: set[int] = set()
+    for version in range(6):
+        graph = filtered(joined("a.k = b.k"), "a", f"k > {version}")
+        layout = allocate(layout, wanted(**{f"q{version}": graph}), relations, epoch=version, version=version).layout
+        mine = {f.id for i in layout.inputs if i.relation == "a" for f in i.filters}
+        assert not mine & seen
+        seen |= mine
+        edges |= {edge.id for i in layout.inputs for edge in i.edges}
+    # The store itself stays, and so does its edge.
+    assert [s.id for s in layout.stores] == ["a[k]", "b[k]"]
+    assert len(edges) == 2
+
+
+def test_what_nobody_refers_to_is_dropped_and_comes_back_under_another_id() -> None:
+    relations = streams("abc")
+    both = allocate(Layout(), wanted(p=joined("a.k = b.k"), q=joined("b.m = c.m")), relations)
+    one = allocate(
+        both.layout, wanted({"p": dict(both.floors["p"])}, p=joined("a.k = b.k")), relations, epoch=3, version=1
+    )
+    assert [s.id for s in one.layout.stores] == ["a[k]", "b[k]"]
+    back = allocate(
+        one.layout,
+        wanted({"p": dict(both.floors["p"])}, p=joined("a.k = b.k"), q=joined("b.m = c.m")),
+        relations,
+        epoch=5,
+        version=2,
+    )
+    assert [s.id for s in back.layout.stores] == ["a[k]", "b[k]", "b[m]@2", "c[m]@2"]
+    # The rows of b are there since the first epoch, though not by m, and without that column since epoch 3.
+    assert back.floors["q"] == {"b": 5, "c": 5}
+
+
+def test_a_store_by_another_key_is_built_from_one_that_has_all_it_needs() -> None:
+    relations = streams("abc")
+    chain, more = joined("a.k = b.k", "b.m = c.m"), joined("a.k = b.k", "b.m = c.m", "b.id = c.id")
+    first = allocate(Layout(), wanted(p=chain), relations)
+    floors = {"p": dict(first.floors["p"])}
+    last = allocate(first.layout, wanted(floors, p=chain, q=more), relations, epoch=9, version=1)
+    # b has all columns by other keys; of c, m was hashed and not kept.
+    assert last.floors["q"] == {"a": 0, "b": 0, "c": 9}
+    assert [(b.store, b.before) for b in last.layout.builds] == [("b[m, id]@1", 9)]
+    assert last.waiting == {"q"}
+    # Rows without k are in no store of b, and a query that needs no k would miss them.
+    other = allocate(first.layout, wanted(floors, p=chain, q=joined("a.m = b.m")), relations, epoch=9, version=1)
+    assert other.floors["q"] == {"a": 9, "b": 9}
+
+
+def test_a_stream_that_is_kept_whole_has_every_past() -> None:
+    relations = {n: replace(r, keep="all") for n, r in streams("ab").items()}
+    first = allocate(Layout(), wanted(p=joined("a.k = b.k")), relations)
+    assert [s.id for s in first.layout.stores] == ["a[]", "a[k]", "b[]", "b[k]"]
+    later = allocate(first.layout, wanted(q=joined("a.m = b.m")), relations, epoch=8, version=1)
+    assert later.floors["q"] == {"a": 0, "b": 0}
+    assert {(b.store, b.source) for b in later.layout.builds} == {("a[m]@1", "a[]"), ("b[m]@1", "b[]")}
+
+
+def test_rows_that_another_filter_kept_out_raise_the_floor() -> None:
+    relations = streams("ab")
+    narrow = filtered(joined("a.k = b.k"), "a", "k > 1")
+    first = allocate(Layout(), wanted(p=narrow), relations)
+    floors = {"p": dict(first.floors["p"])}
+    more = allocate(first.layout, wanted(floors, p=narrow, q=joined("a.k = b.k")), relations, epoch=6, version=1)
+    assert more.floors["q"] == {"a": 6, "b": 0}
+    a = more.layout.store_by_id["a[k]"]
+    assert [era.since for era in a.eras] == [0, 6]
+    assert (a.floors, a.lowest) == ((6,), 0)
+
+
+def test_more_filters_than_a_word_has_bits_are_no_refusal() -> None:
+    graphs = {f"q{i}": filtered(joined("a.k = b.k"), "a", f"k > {i}") for i in range(130)}
+    found = allocate(Layout(), wanted(**graphs), streams("ab")).layout
+    assert len(found.input_by_relation["a"].filters) == 130

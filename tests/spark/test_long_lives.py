@@ -120,7 +120,7 @@ def test_the_memory_sink_verifies_no_file_twice_and_frames_outlive_merges(
         assert len(files_of(engine, "q")) < 24
         assert not before <= {file.path for file in files_of(engine, "q")}
         assert bag(early.toArrow()) == then
-        assert len(engine._known) <= len(files_of(engine, "q")) + 2 * 16
+        assert len(engine._desk.known) <= len(files_of(engine, "q")) + 2 * 16
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name.removesuffix(".tar.gz"))

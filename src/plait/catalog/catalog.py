@@ -76,6 +76,8 @@ class QueryEntry:
     """The first epoch that has results of it; None while a store is built for it."""
     sink: Mapping[str, Any] | None = None
     """Kind and options, where they can be written down; None if it has none, or a function."""
+    stores: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
+    """By join and alias: the stores that it may be looked up in."""
     origin: str = PROGRAM
 
     @property
@@ -145,13 +147,3 @@ class Catalog:
             layout=Layout.from_json(json.dumps(value["layout"])),
             positions=None if value["positions"] is None else tuple(value["positions"]),
         )
-
-
-def shown(id: str) -> str:
-    """A query or join as people call it: without what tells it from earlier ones of that name.
-
-    >>> shown("orders"), shown("orders@12"), shown("orders@12.1")
-    ('orders', 'orders', 'orders.1')
-    """
-    name, _, rest = id.partition("@")
-    return name + rest.lstrip("0123456789")

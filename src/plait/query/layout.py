@@ -95,3 +95,13 @@ class Layout:
             next_filter=value["next_filter"],
             tables=frozenset(value["tables"]),
         )
+
+
+def shown(id: str) -> str:
+    """A query or join as people call it: without what tells it from earlier ones of that name.
+
+    >>> shown("orders"), shown("orders@12"), shown("orders@12.1")
+    ('orders', 'orders', 'orders.1')
+    """
+    name, _, rest = id.partition("@")
+    return name + rest.lstrip("0123456789")

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from plait.config import KEY_GROUPS, Config
 from plait.errors import CheckpointError, PlaitError
-from plait.query.layout import Build
+from plait.query.layout import Build, shown
 from plait.query.observed import KeyCount, Observed
 from plait.query.plan import Plan, horizon_us, watermark_ms
 from plait.runtime import commit as commits
@@ -43,6 +43,7 @@ from plait.runtime.task import every_hop, first_hop, later_hop
 from plait.runtime.work import EpochTask
 from plait.state.build import Copy
 from plait.state.checkpoint import Checkpoint, collect_garbage
+from plait.state.events import add_event
 from plait.state.manifest import LiveState, Manifest, ResultFile, Retention, results_after
 from plait.state.segment import SegmentInfo
 from plait.state.tiers import Merge, choose_merges, expired, let_go, runs_per_lookup
@@ -377,34 +378,35 @@ def observe(epoch: Epoch) -> None:
     live = [info for infos in driver.live.segments.values() for info in infos]
     remote = driver.checkpoint.home.remote is not None
     counted = {name: account.seconds[name] for name in sorted(account.seconds)}
-    driver.progress.append(
-        {
-            "epoch": epoch.number,
-            "timestamp": time.time(),
-            "rows_in": account.rows_in,
-            "rows_out": account.rows_out,
-            "rows_late": account.rows_late,
-            "rows_null_key": account.rows_null_key,
-            "rows_corrupt": account.rows_corrupt,
-            "rows_future": account.rows_future,
-            "state_rows": sum(info.rows for info in live),
-            "state_bytes": sum(info.live_bytes for info in live),
-            "state": driver.state.report(driver.live, account, epoch.number, _pending(epoch), remote),
-            "segments": {store: len(infos) for store, infos in sorted(driver.live.segments.items())},
-            "watermark_ms": driver.live.watermark_ms,
-            "watermarks": _watermarks(plan, driver.live.marks_ms, driver.watermark_policy),
-            "catalog": {} if driver.changes is None else driver.changes.report(),
-            "builds": {store: groups / KEY_GROUPS for store, groups in driver.live.builds.items()},
-            "tasks": epoch.task.tasks if epoch.task is not None else driver.tasks,
-            "seconds": epoch.seconds,
-            "task_seconds": counted,
-            "edges": {str(node): asdict(count) for node, count in account.edges.items()},
-            "driven": account.driven,
-            "ranks": list(plan.ranks),
-            "orders": {q.name: {alias: list(order) for alias, order in q.orders} for q in plan.queries},
-            "optimiser": epoch.optimiser,
-        }
-    )
+    watermarks = driver.live.marks_ms, driver.watermark_policy
+    report = {
+        "epoch": epoch.number,
+        "timestamp": time.time(),
+        "rows_in": account.rows_in,
+        "rows_out": {shown(query): rows for query, rows in account.rows_out.items()},
+        "rows_late": account.rows_late,
+        "rows_null_key": account.rows_null_key,
+        "rows_corrupt": account.rows_corrupt,
+        "rows_future": account.rows_future,
+        "state_rows": sum(info.rows for info in live),
+        "state_bytes": sum(info.live_bytes for info in live),
+        "state": driver.state.report(driver.live, account, epoch.number, _pending(epoch), remote),
+        "segments": {store: len(infos) for store, infos in sorted(driver.live.segments.items())},
+        "watermark_ms": driver.live.watermark_ms,
+        "watermarks": {shown(query): at for query, at in _watermarks(plan, *watermarks).items()},
+        "catalog": {} if driver.changes is None else driver.changes.report(),
+        "builds": {store: groups / KEY_GROUPS for store, groups in driver.live.builds.items()},
+        "tasks": epoch.task.tasks if epoch.task is not None else driver.tasks,
+        "seconds": epoch.seconds,
+        "task_seconds": counted,
+        "edges": {str(node): asdict(count) for node, count in account.edges.items()},
+        "driven": account.driven,
+        "ranks": list(plan.ranks),
+        "orders": {shown(q.name): {alias: list(order) for alias, order in q.orders} for q in plan.queries},
+        "optimiser": epoch.optimiser,
+    }
+    driver.progress.append(report)
+    add_event(driver.checkpoint.files, report)
     driver.state.shrink(driver.checkpoint.home, driver.live)
     if epoch.number % driver.config.snapshot_every == 0:
         grace, now = driver.config.gc_grace_seconds, time.time()

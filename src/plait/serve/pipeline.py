@@ -57,7 +57,8 @@ from plait.query.durations import parse_duration
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from plait.engine import Engine, QueryHandle
+    from plait.engine import Engine
+    from plait.queries import QueryHandle
 
 FILE_FORMATS = ("parquet", "json", "csv", "orc", "text", "xml", "avro")
 SINKS: Mapping[str, tuple[str, ...]] = {"noop": (), "console": (), "memory": (), "parquet": ("path",)}

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from plait.engine import Run
+    from plait.run import Run
 
 Progress = Mapping[str, Any]
 LOOK_EVERY_SECONDS = 0.2

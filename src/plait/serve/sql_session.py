@@ -34,7 +34,9 @@ from plait.sql.parsed import tables_read
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from plait.engine import Engine, QueryHandle, Run
+    from plait.engine import Engine
+    from plait.queries import QueryHandle
+    from plait.run import Run
     from plait.serve.pipeline import Pipeline
     from plait.serve.sql_prompt import Interrupts
 

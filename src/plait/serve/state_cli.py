@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -24,7 +25,7 @@ from plait.state.catalogs import layout_of
 from plait.state.checkpoint import Checkpoint
 from plait.state.compact import Compacted
 from plait.state.compact import compact as compacted
-from plait.state.inspect import Inspection, Report
+from plait.state.inspect import Inspection, Report, Usage
 
 app = typer.Typer(
     no_args_is_help=True, help="Look into a checkpoint: stores, segments, sizes; verify or compact it offline."
@@ -60,7 +61,7 @@ def show(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the live segments of one store."""
+    """Say who uses one store, since when it has which columns, and list its live segments."""
     inspection = Inspection(checkpoint, state_dir)
     live = inspection.live().segments
     known = sorted({*live, *inspection.catalog()["stores"]})
@@ -84,7 +85,28 @@ def show(
             " ".join([*(["deep"] if info.deep else []), *([f"{merged:.0%} merged" if info.into else ""])]),
             info.path,
         )
-    Console().print(table)
+    console = Console()
+    for line in _usage(store, inspection.usage(store)):
+        console.print(Text(line), soft_wrap=True)
+    console.print(table)
+
+
+def _usage(store: str, usage: Usage) -> Iterator[str]:
+    """Reference counts, floors, builds and eras, in sentences."""
+    count = len(usage.readers)
+    if count:
+        yield f"used by {count} {'alias' if count == 1 else 'aliases'}:"
+    elif "[]" in store:
+        yield "used by no query: the stream is kept whole for those to come"
+    else:
+        yield "used by no query: it goes with the next epoch"
+    for reader, floor in usage.readers.items():
+        yield f"  {reader} sees rows of epoch {floor} and later"
+    if usage.build is not None:
+        source, share = usage.build
+        yield f"being built from {source}: {share:.0%} of its key groups are copied"
+    for since, columns in usage.eras if len(usage.eras) > 1 else ():
+        yield f"since epoch {since}: {', '.join(columns) or 'no columns'}"
 
 
 @app.command()

@@ -404,8 +404,10 @@ def relation_of(name: str, df: DataFrame, ttl: str | None = None, needed: str | 
         raise StreamError("TTL", f"the TTL of stream {name}: {error}", 'write, for example, "7 days"') from error
     if needed is not None:
         _check_needed(name, df, ttl, needed)
+    corrupt = df.sparkSession.conf.get("spark.sql.columnNameOfCorruptRecord", "_corrupt_record")
     return replace(
         plain,
+        corrupt=corrupt if corrupt in dict(plain.columns) else None,
         time_column=times[0].name if times else None,
         delay_ms=int(times[0].metadata[_DELAY_KEY]) if times else None,
         ttl_us=ttl_us,

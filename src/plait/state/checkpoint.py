@@ -29,6 +29,8 @@ import time
 import uuid
 from typing import Any
 
+import xxhash
+
 from plait.config import Config, bytes_of
 from plait.errors import CheckpointError, CorruptionError, PlaitError, StorageError
 from plait.state.files import RESTORE, TEMPORARY, Files, make_private, numbered, storage_error
@@ -56,12 +58,13 @@ _WALKED_PER_EPOCH = 64
 """Files that looking for garbage may cost per epoch: it waits until as many epochs have gone by."""
 
 
-_KIND = "plait-checkpoint"
-
-
 def identity(name: str) -> bytes:
-    """The bytes of the file that gives a checkpoint its id."""
-    return seal(_KIND, {"format": FORMAT, "id": name})
+    """The bytes of the file that gives a checkpoint its id: JSON, so that every release can tell the format."""
+    return json.dumps({"format": FORMAT, "id": name, "checksum": _checksum(FORMAT, name)}).encode()
+
+
+def _checksum(format: int, name: str) -> str:
+    return xxhash.xxh3_128_hexdigest(f"{format} {name}".encode())
 
 
 class Checkpoint:
@@ -198,11 +201,13 @@ class Checkpoint:
         """Format and id."""
         path = self.files.where(IDENTITY)
         try:
-            # Before it had a checksum it was JSON and nothing else.
-            value = json.loads(data) if data[:1] == b"{" else unseal(_KIND, data, path, "CHECKPOINT_CORRUPT")
+            value = json.loads(data)
             found, name = value["format"], uuid.UUID(value["id"]).hex
             if not isinstance(found, int) or isinstance(found, bool) or found < 1:
                 raise ValueError(f"format {found!r}")
+            # Format 3 had no checksum; what newer ones have is theirs.
+            if found == FORMAT and value["checksum"] != _checksum(found, name):
+                raise ValueError("its checksum is another")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptionError("CHECKPOINT_CORRUPT", f"{path} cannot be understood: {error}", RESTORE) from error
         return found, name

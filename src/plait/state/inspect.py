@@ -14,7 +14,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from plait.config import Config
+from plait.config import KEY_GROUPS, Config
 from plait.errors import CheckpointError, CorruptionError, PlaitError, without_secrets
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
@@ -96,6 +96,19 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """Who uses a store, and what it has of the past."""
+
+    readers: dict[str, int] = field(default_factory=dict)
+    """By query and alias: the first epoch whose rows it sees.  Without any, the store goes with the next epoch, unless
+    its stream is kept whole."""
+    build: tuple[str, float] | None = None
+    """The store that it is being filled from, and which share is done."""
+    eras: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """Since which epoch its rows have which columns."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something that is not as it should be."""
 
@@ -138,6 +151,25 @@ class Inspection:
             s.id: {"columns": [[c.name, c.type] for c in s.columns], "changed": len(s.eras) > 1} for s in layout.stores
         }
         return {"queries": {q["name"]: q["sql"] for q in found["queries"]}, "stores": stores}
+
+    def usage(self, store: str) -> Usage:
+        """Who uses a store, and what it has of the past."""
+        found = catalogs.newest(self._checkpoint.files)
+        if found is None:
+            return Usage()
+        readers = {
+            f"{query['name']}.{alias}": query["floors"][join][alias]
+            for query in found["queries"]
+            for join, aliases in query["stores"].items()
+            for alias, stores in aliases.items()
+            if store in stores
+        }
+        layout = Layout.from_json(json.dumps(found["layout"]))
+        build = next((b for b in layout.builds if b.store == store), None)
+        done = self.live().builds.get(store, 0) / KEY_GROUPS
+        of = layout.store_by_id.get(store)
+        eras = () if of is None else tuple((era.since, era.columns) for era in of.eras)
+        return Usage(readers, None if build is None else (build.source, done), eras)
 
     def live(self) -> LiveState:
         """The state after the last committed epoch."""

@@ -1,0 +1,186 @@
+"""The queries that a program has defined, and their handles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from plait.catalog.catalog import Catalog, QueryEntry
+from plait.catalog.changes import Definition
+from plait.config import Config
+from plait.errors import QueryError
+from plait.query.graph import JoinGraph
+from plait.query.layout import shown
+from plait.query.plan import Plan
+from plait.runtime.answers import Answer, LiveResults
+from plait.runtime.epoch import refuse_gap
+from plait.runtime.rows import ResultRows
+from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
+from plait.sql.catalyst import ReadQuery
+from plait.state.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from plait.engine import Engine
+
+
+def watermark_policy(spark: SparkSession) -> str:
+    """How the watermark of a query follows from those of its streams: Spark's setting."""
+    return spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min") or "min"
+
+
+@dataclass(eq=False)
+class RegisteredQuery:
+    """A query as the program has defined it, read and checked."""
+
+    id: str
+    name: str
+    sql: str
+    read: ReadQuery
+    mode: str
+    since: str | None
+    replaces: bool
+    sink: Sink = field(default_factory=Keep)
+    """Where its rows go, or its answers."""
+    described: Mapping[str, Any] | None = None
+    """Kind and options of the sink, as far as they can be written down."""
+    answer: Answer | None = None
+    """What Spark makes of its rows, if they are not the answer themselves."""
+
+    @property
+    def graphs(self) -> dict[str, JoinGraph]:
+        """Its joins by name."""
+        return self.read.graphs
+
+    @property
+    def definition(self) -> Definition:
+        """What admission must know of it."""
+        residual = self.read.residual
+        return Definition(
+            id=self.id,
+            name=self.name,
+            sql=self.sql,
+            graphs=self.graphs,
+            mode=self.mode,
+            since=self.since,
+            one_floor=residual is not None and len(residual.sources) > 1,
+            sink=self.described,
+            replaces=self.replaces,
+        )
+
+    def use(self, sink: Sink, kind: str, options: Mapping[str, Any]) -> None:
+        """Another sink."""
+        plain = {name: value for name, value in options.items() if isinstance(value, str | int | float | bool)}
+        self.sink, self.described = sink, {"kind": kind, "options": plain}
+        if self.answer is not None:
+            self.answer.sink = sink
+
+
+@dataclass(eq=False)
+class Desk:
+    """What an engine and the handles of its queries share."""
+
+    spark: SparkSession
+    checkpoint: Checkpoint
+    config: Config
+    plan: Callable[[], Plan]
+    """The plan in force."""
+    catalog: Callable[[], Catalog]
+    """The catalog in force."""
+    refuse_if_running: Callable[[str], None]
+    queries: dict[str, RegisteredQuery] = field(default_factory=dict)
+    """By name."""
+    known: set[str] = field(default_factory=set)
+    """Result files in force that this engine has written or verified."""
+
+    def registered(self, name: str) -> RegisteredQuery:
+        """A query that the program has defined."""
+        if name not in self.queries:
+            raise QueryError("NO_QUERY", f"no query is called {name!r}", "it was dropped; define it again")
+        return self.queries[name]
+
+    def entry(self, name: str) -> QueryEntry | None:
+        """A query as the catalog has it, once the engine has started with it."""
+        found = self.catalog().queries.get(name)
+        return found if found is not None and found.id == self.registered(name).id else None
+
+
+class QueryHandle:
+    """One registered query."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._desk = engine._desk
+        self.name = name
+
+    @property
+    def _query(self) -> RegisteredQuery:
+        return self._desk.registered(self.name)
+
+    @property
+    def output_mode(self) -> str:
+        """What its sink gets after an epoch: `append`, `update` or `complete`."""
+        return self._query.mode
+
+    @property
+    def joins(self) -> tuple[str, ...]:
+        """What plans and progress reports call its joins: its own name, or, of a whole query, `name.1`, `name.2` …"""
+        return tuple(shown(join) for join in self._query.graphs)
+
+    @property
+    def status(self) -> str:
+        """`pending` before the engine has started with it, `building` while a store is filled for it, then `live`."""
+        entry = self._desk.entry(self.name)
+        return "pending" if entry is None else entry.status
+
+    @property
+    def live_since(self) -> int | None:
+        """The first epoch with results of it; None while there is none."""
+        entry = self._desk.entry(self.name)
+        return None if entry is None else entry.live_since
+
+    @property
+    def floors(self) -> dict[str, int]:
+        """Per alias the first epoch whose rows it sees, once it is admitted."""
+        entry = self._desk.entry(self.name)
+        return {} if entry is None else {a: f for floors in entry.floors.values() for a, f in floors.items()}
+
+    def sink(self, kind: str, **options: Any) -> QueryHandle:
+        """Where the rows go: noop, console(rows=), memory, parquet(path=), foreach_batch(fn=)."""
+        self._desk.refuse_if_running("a sink cannot be changed")
+        made = make_sink(kind, self.name, self._remembered, options, self._desk.config.sync)
+        if self._query.answer is not None and self.output_mode != "append":
+            refuse_appending(kind, self.name)
+        self._query.use(made, kind, options)
+        return self
+
+    def foreach_batch(self, fn: Any) -> QueryHandle:
+        """Shorthand for `sink("foreach_batch", fn=fn)`: `fn(rows, epoch)` is called once per epoch number."""
+        return self.sink("foreach_batch", fn=fn)
+
+    def results(self) -> DataFrame:
+        """All committed rows, exactly once; of a query that is more than a join, its answer so far."""
+        return self._results(set())
+
+    def _remembered(self) -> DataFrame:
+        """The same after every epoch: only files that this engine has not seen yet are verified."""
+        return self._results(self._desk.known)
+
+    def _results(self, known: set[str]) -> DataFrame:
+        desk, query = self._desk, self._query
+        rows = ResultRows(desk.spark, desk.plan(), desk.checkpoint, known)
+        if query.answer is not None:
+            refuse_gap(desk.checkpoint)
+            return query.answer.frame(rows, LiveResults.read(desk.checkpoint.log, policy=watermark_policy(desk.spark)))
+        if query.sink.keeps_rows:
+            refuse_gap(desk.checkpoint)
+            return rows.all(query.id)
+        delivered = query.sink.results(desk.spark, rows.schema(query.id))
+        if delivered is None:
+            raise QueryError(
+                "RESULTS_NOT_KEPT",
+                f"the rows of query {self.name!r} went to its sink and are not kept",
+                "read them where the sink put them, or use no sink, memory or parquet",
+            )
+        return delivered

@@ -1,0 +1,501 @@
+"""Queries that come, go and change between runs on one checkpoint: each gives what it is promised, and no other row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import plait
+from plait.errors import CheckpointError, QueryError
+from tests.oracle import Bag, bag
+from tests.spark.changes_driver import BASE, Changing, found
+from tests.spark.pair import told
+
+pytestmark = pytest.mark.spark
+
+WIDE = "SELECT a.m, a.v, a.s, b.w FROM a JOIN b ON a.k = b.k"
+"""Uses all columns of a, so that rows at rest have them."""
+
+
+@pytest.fixture
+def changing(spark: SparkSession, tmp_path: Path) -> Changing:
+    """Streams a and b without a checkpoint."""
+    return Changing(spark, tmp_path)
+
+
+def started(changing: Changing, sql: str = BASE, epochs: int = 2, **config: object) -> Changing:
+    """The same with a checkpoint on which a query `q` has run for some epochs."""
+    for _ in range(epochs):
+        changing.arrive()
+    with changing.engine(**config) as engine:
+        engine.query("q", sql)
+        changing.run(engine)
+    return changing
+
+
+class Batches:
+    """A sink that remembers the rows of each epoch."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Bag] = {}
+
+    def __call__(self, rows: DataFrame, epoch: int) -> None:
+        assert epoch not in self.rows
+        self.rows[epoch] = bag(rows.toArrow())
+
+
+# ---------------------------------------------------------------- queries that begin on an old checkpoint
+
+
+def test_a_new_query_begins_with_the_past_that_it_asks_for(changing: Changing) -> None:
+    started(changing).arrive().arrive()
+    batches = {since: Batches() for since in ("now", "state", "new")}
+    with changing.engine() as engine:
+        old = engine.query("q", BASE)
+        queries = {since: engine.query(f"{since}_one", BASE, since=since) for since in batches}
+        for since, query in queries.items():
+            assert (query.status, query.live_since, query.floors) == ("pending", None, {})
+            query.foreach_batch(batches[since])
+        default = engine.query("default_one", BASE)
+        assert changing.run(engine) == [2, 3]
+        assert {(q.status, q.live_since) for q in queries.values()} == {("live", 2)}
+        assert queries["now"].floors == queries["state"].floors == {"a": 0, "b": 0}
+        assert queries["new"].floors == {"a": 2, "b": 2}
+        assert found(old) == changing.answer(BASE)
+        assert found(default) == changing.since_now(BASE, 2)
+    for epoch in (2, 3):
+        new = changing.answer(BASE, before=epoch + 1) - changing.answer(BASE, before=epoch)
+        assert batches["now"].rows[epoch] == new
+        # What is among old rows comes with the first epoch.
+        assert batches["state"].rows[epoch] == (changing.answer(BASE, before=3) if epoch == 2 else new)
+    young = {"a": 2, "b": 2}
+    assert batches["new"].rows[2] == changing.answer(BASE, young, before=3)
+    assert batches["new"].rows[2] + batches["new"].rows[3] == changing.answer(BASE, young)
+    # They go on like any other, and since says nothing about a query that lives.
+    changing.arrive()
+    with changing.engine() as engine:
+        engine.query("q", BASE)
+        handles = {since: engine.query(f"{since}_one", BASE) for since in batches}
+        default = engine.query("default_one", BASE, since="new")
+        assert changing.run(engine) == [4]
+        assert handles["new"].floors == young
+        assert found(default) == changing.since_now(BASE, 2)
+
+
+def test_a_filter_is_found_in_the_past_where_rows_at_rest_can_tell(changing: Changing) -> None:
+    started(changing, WIDE).arrive().arrive()
+    texts = {
+        # Tasks evaluate it on rows at rest.
+        "native": ("SELECT a.v, b.w FROM a JOIN b ON a.k = b.k WHERE a.v > 6 AND a.s = 'x'", {"a": 0, "b": 0}),
+        # Only Spark knows what it means, and sees rows when they arrive.
+        "spark": ("SELECT a.v, b.w FROM a JOIN b ON a.k = b.k WHERE upper(a.s) = 'X'", {"a": 2, "b": 0}),
+        "pattern": ("SELECT a.v, b.w FROM a JOIN b ON a.k = b.k WHERE a.s LIKE '%z%' OR b.w > -9", {"a": 0, "b": 0}),
+        "alike": ("SELECT a.v, b.w FROM a JOIN b ON a.k = b.k WHERE a.s LIKE '%z_%'", {"a": 2, "b": 0}),
+    }
+    with changing.engine() as engine:
+        engine.query("q", WIDE)
+        queries = {}
+        for name, (sql, _) in texts.items():
+            queries[name] = engine.query(name, sql)
+            queries[f"{name}_state"] = engine.query(f"{name}_state", sql, since="state")
+        assert changing.run(engine) == [2, 3]
+        for name, (sql, floors) in texts.items():
+            assert queries[name].floors == queries[f"{name}_state"].floors == floors, name
+            assert found(queries[name]) == changing.since_now(sql, 2, floors), name
+            assert found(queries[f"{name}_state"]) == changing.answer(sql, floors), name
+    # The same filter once more: those who came later find what the first one let in.
+    sql, _ = texts["spark"]
+    changing.arrive()
+    with changing.engine() as engine:
+        engine.query("q", WIDE)
+        for name in texts:
+            engine.query(name, texts[name][0])
+            engine.query(f"{name}_state", texts[name][0])
+        again = engine.query("again", sql.replace("b.w", "b.w, a.s"), since="state")
+        assert changing.run(engine) == [4]
+        assert again.floors == {"a": 2, "b": 0}
+        assert found(again) == changing.answer(sql.replace("b.w", "b.w, a.s"), {"a": 2})
+
+
+@pytest.mark.parametrize("keep", ["used", "all"])
+def test_a_new_column_has_a_past_where_all_of_a_stream_is_kept(changing: Changing, keep: str) -> None:
+    changing.arrive().arrive()
+    with changing.engine(keep={"a": keep}) as engine:
+        engine.query("q", BASE)
+        changing.run(engine)
+    sql = "SELECT a.v, a.s, b.w FROM a JOIN b ON a.k = b.k"
+    spark_only = f"{sql} WHERE upper(a.s) = 'X'"
+    changing.arrive().arrive().arrive()
+    with changing.engine(keep={"a": keep}) as engine:
+        old = engine.query("q", BASE)
+        now, state = engine.query("now_one", sql), engine.query("state_one", sql, since="state")
+        spark = engine.query("spark_one", spark_only, since="state")
+        assert changing.run(engine) == [2, 3, 4]
+        statuses = [progress["catalog"]["queries"]["state_one"]["status"] for progress in changing.ran]
+        assert state.status == "live"
+        live = state.live_since
+        assert live is not None
+        if keep == "all":
+            # A store is filled beside the first epoch; the next one has results.
+            assert live == 3
+            assert statuses[-1] == "live"
+            assert state.floors == {"a": 0, "b": 0}
+        else:
+            assert live == 2
+            assert state.floors == {"a": 2, "b": 0}
+        assert now.live_since == live
+        assert found(old) == changing.answer(BASE)
+        assert found(now) == changing.since_now(sql, live, state.floors)
+        assert found(state) == changing.answer(sql, state.floors)
+        assert spark.floors == {"a": 2, "b": 0}
+        assert found(spark) == changing.answer(spark_only, {"a": 2})
+
+
+def test_a_new_key_has_a_past_if_a_store_can_be_filled_from_another(
+    changing: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing.arrive().arrive()
+    with changing.engine(keep={"b": "all"}) as engine:
+        engine.query("q", WIDE)
+        changing.run(engine)
+    texts = {
+        # The store by k has all rows that a join by k and m can use; only that of b by m is filled from all rows of b.
+        "both": ("SELECT a.v, b.w FROM a JOIN b ON a.k = b.k AND a.m = b.m", {"a": 0, "b": 0}),
+        "other": ("SELECT a.v, b.w FROM a JOIN b ON a.m = b.m", {"a": 2, "b": 0}),
+    }
+    # A build that takes several epochs.
+    monkeypatch.setattr("plait.runtime.epoch.BUILD_BYTES_PER_SECOND", 4000)
+    for _ in range(5):
+        changing.arrive()
+    with changing.engine(keep={"b": "all"}) as engine:
+        engine.query("q", WIDE)
+        queries = {name: engine.query(name, sql, since="state") for name, (sql, _) in texts.items()}
+        run = engine.start(available_now=True)
+        assert {q.status for q in queries.values()} == {"building"}
+        run.await_termination()
+        built = [progress["builds"] for progress in run.recent_progress]
+        print("built", built)
+        for name, query in queries.items():
+            if query.status == "building":
+                assert found(query).total() == 0
+    monkeypatch.undo()
+    changing.arrive().arrive()
+    with changing.engine(keep={"b": "all"}) as engine:
+        engine.query("q", WIDE)
+        queries = {name: engine.query(name, sql) for name, (sql, _) in texts.items()}
+        assert changing.run(engine) == [7, 8]
+        for name, (sql, floors) in texts.items():
+            assert queries[name].status == "live"
+            assert (queries[name].live_since or 0) > 2
+            assert queries[name].floors == floors
+            assert found(queries[name]) == changing.answer(sql, floors), name
+        # What a build was for is there; the store that it was filled from stays for those who use it.
+        assert not engine.checkpoint.log.live().builds
+
+
+def test_a_longer_window_begins_with_the_rows_that_a_shorter_one_has_not_let_go(changing: Changing) -> None:
+    text = "SELECT t.n AS n, u.n AS o FROM t JOIN u ON t.k = u.k AND u.ts BETWEEN t.ts AND t.ts + INTERVAL {} MINUTES"
+    near, far = text.format(1), text.format(10)
+    for _ in range(6):
+        changing.arrive("t", "u")
+    with changing.engine() as engine:
+        engine.query("near", near)
+        changing.run(engine)
+    for _ in range(3):
+        changing.arrive("t", "u")
+    with changing.engine() as engine:
+        old = engine.query("near", near)
+        longer = engine.query("far", far)
+        shorter = engine.query("shorter", text.format("0.5"))
+        assert changing.run(engine) == [6, 7, 8]
+        assert found(old) == changing.answer(near)
+        # Rows of t have expired; those of u were kept as long as the longer window keeps them.
+        print(longer.floors, shorter.floors)
+        assert 0 < longer.floors["t"] <= 6
+        assert shorter.floors["t"] == 0
+        assert found(longer) == changing.since_now(far, 6, longer.floors)
+        assert found(shorter) == changing.since_now(text.format("0.5"), 6, shorter.floors)
+
+
+def test_answers_that_spark_makes_of_a_join_can_begin_with_what_is_there(changing: Changing) -> None:
+    started(changing, WIDE)
+    texts = {
+        "grouped": "SELECT a.s, count(*) AS n, sum(b.w) AS total FROM a JOIN b ON a.k = b.k GROUP BY a.s",
+        "once": "SELECT DISTINCT a.s, b.w FROM a JOIN b ON a.k = b.k WHERE a.v > 3",
+        "scan": "SELECT count(*) AS n, max(v) AS last FROM a",
+    }
+    changing.arrive()
+    with changing.engine() as engine:
+        engine.query("q", WIDE)
+        queries = {name: engine.query(f"{name}_state", sql, since="state") for name, sql in texts.items()}
+        news = {name: engine.query(f"{name}_new", sql, since="new") for name, sql in texts.items()}
+        assert changing.run(engine) == [2]
+        changing.arrive()
+        assert changing.run(engine) == [3]
+        for name, sql in texts.items():
+            print(name, queries[name].floors)
+            floors = queries[name].floors
+            assert found(queries[name]) == changing.answer(sql, floors), name
+            assert found(news[name]) == changing.answer(sql, {"a": 2, "b": 2}), name
+            if name != "scan":
+                assert floors == {"a": 0, "b": 0}
+    changing.arrive()
+    with changing.engine() as engine:
+        engine.query("q", WIDE)
+        for name, sql in texts.items():
+            queries[name] = engine.query(f"{name}_state", sql)
+            engine.query(f"{name}_new", sql)
+        with pytest.raises(QueryError) as caught:
+            engine.query("anti", "SELECT a.v FROM a LEFT ANTI JOIN b ON a.k = b.k", since="now")
+        assert 'since="new"' in told(caught.value, "SINCE").remedy
+        assert changing.run(engine) == [4]
+        for name in ("grouped", "once"):
+            assert found(queries[name]) == changing.answer(texts[name]), name
+
+
+def test_what_is_not_there_is_asked_from_one_epoch_on_in_all_streams(changing: Changing) -> None:
+    started(changing, WIDE).arrive()
+    text = "SELECT a.v FROM a LEFT ANTI JOIN b ON a.k = b.k"
+    oracle = "SELECT a.v FROM a WHERE NOT EXISTS (SELECT 1 FROM b WHERE a.k = b.k)"
+    with changing.engine() as engine:
+        engine.query("q", WIDE)
+        state, new = engine.query("anti", text, since="state"), engine.query("young", text)
+        assert changing.run(engine) == [2]
+        print(state.floors, new.floors)
+        assert len(set(state.floors.values())) == 1
+        assert set(new.floors.values()) == {2}
+        (floor,) = set(state.floors.values())
+        assert found(state) == changing.answer(oracle, {"a": floor, "b": floor})
+        assert found(new) == changing.answer(oracle, {"a": 2, "b": 2})
+
+
+# ---------------------------------------------------------------- queries that end
+
+
+def test_a_dropped_query_leaves_nothing_behind_and_the_others_go_on(changing: Changing) -> None:
+    other = "SELECT a.v, b.w FROM a JOIN b ON a.m = b.m"
+    changing.config["snapshot_every"] = 1
+    changing.arrive().arrive()
+    with changing.engine() as engine:
+        engine.query("q", BASE)
+        engine.query("p", other)
+        changing.run(engine)
+        assert set(engine.checkpoint.log.live().segments) == {"a[k]", "a[m]", "b[k]", "b[m]"}
+    assert changing.kept("p") > 0
+    changing.arrive().arrive()
+    with changing.engine() as engine:
+        query = engine.query("q", BASE)
+        # It may stay in the program, and what was never there is no error.
+        for name in ("p", "p", "never"):
+            engine.drop(name)
+        assert changing.run(engine) == [2, 3]
+        assert found(query) == changing.answer(BASE)
+        live = engine.checkpoint.log.live()
+        assert {store for store, infos in live.segments.items() if infos} == {"a[k]", "b[k]"}
+    with changing.engine() as engine:
+        engine.query("q", BASE)
+        engine.drop("p")
+        assert changing.run(engine) == []
+        engine.drop("p")
+        changing.arrive()
+        assert changing.run(engine) == [4]
+        files = {Path(info.path).name for infos in engine.checkpoint.log.live().segments.values() for info in infos}
+    assert changing.kept("p") == 0
+    assert {path.name for path in (changing.checkpoint / "state").rglob("*.arrow")} == files
+    # The name is free again, and what was committed under it before never comes back.
+    changing.arrive()
+    with changing.engine() as engine:
+        engine.query("q", BASE)
+        query = engine.query("p", other, since="state")
+        assert changing.run(engine) == [5]
+        print(query.floors)
+        assert query.floors == {"a": 5, "b": 5}
+        assert found(query) == changing.answer(other, {"a": 5, "b": 5})
+        assert changing.kept("p") == 0
+
+
+def test_a_query_is_dropped_and_defined_again_in_one_start(changing: Changing) -> None:
+    started(changing).arrive()
+    with changing.engine() as engine:
+        engine.drop("q")
+        query = engine.query("q", BASE)
+        assert changing.run(engine) == [2]
+        assert found(query) == changing.since_now(BASE, 2)
+        assert query.live_since == 2
+
+
+def test_a_replaced_query_gives_rows_of_its_new_text_only(changing: Changing, tmp_path: Path) -> None:
+    changing.config["snapshot_every"] = 1
+    old_path, new_path = tmp_path / "old", tmp_path / "new"
+    changing.arrive().arrive()
+    with changing.engine() as engine:
+        engine.query("q", BASE)
+        engine.query("p", BASE).sink("parquet", path=str(old_path))
+        changing.run(engine)
+    before = changing.answer(BASE)
+    delivered = sorted(path.name for path in old_path.iterdir())
+    text = "SELECT a.v + b.w AS both, a.v FROM a JOIN b ON a.k = b.k"
+    changing.arrive()
+
+    def replaced(epochs: list[int]) -> None:
+        with changing.engine() as engine:
+            q = engine.replace("q", text)
+            p = engine.replace("p", text).sink("parquet", path=str(new_path))
+            assert changing.run(engine) == epochs
+            assert (q.live_since, q.floors) == (2, {"a": 0, "b": 0})
+            assert found(q) == found(p) == changing.since_now(text, 2)
+            assert found(plait.QueryHandle(engine, "q")) == changing.since_now(text, 2)
+
+    # The call stays in the program: a second start with the same text changes nothing.
+    replaced([2])
+    versions = sorted(path.name for path in (changing.checkpoint / "catalog").iterdir())
+    replaced([])
+    changing.arrive()
+    replaced([3])
+    assert sorted(path.name for path in (changing.checkpoint / "catalog").iterdir()) == versions
+    assert sorted(path.name for path in old_path.iterdir()) == delivered
+    assert bag(changing.spark.read.parquet(str(old_path)).toArrow()) == before
+    # Rows that were kept under the old text are gone.
+    assert changing.kept("q") == 0
+    # Another text must be called another one.
+    with changing.engine() as engine:
+        with pytest.raises(CheckpointError) as caught:
+            engine.query("q", BASE)
+        assert "engine.replace('q'" in told(caught.value, "QUERY_EXISTS").remedy
+        engine.query("p", text.replace(" ", "\n  "))
+        with pytest.raises(CheckpointError) as caught:
+            engine.start(available_now=True)
+        assert "engine.drop('q')" in told(caught.value, "QUERY_MISSING").remedy
+    changing.arrive()
+    with changing.engine(on_missing_query="drop") as engine:
+        engine.query("p", text).sink("parquet", path=str(new_path))
+        assert changing.run(engine) == [4]
+        assert [q["status"] for q in changing.ran[-1]["catalog"]["queries"].values()] == ["live"]
+        assert found(plait.QueryHandle(engine, "p")) == changing.since_now(text, 2)
+
+
+def test_other_sinks_and_modes_do_not_make_another_query(changing: Changing, tmp_path: Path) -> None:
+    grouped = "SELECT a.s, count(*) AS n FROM a JOIN b ON a.k = b.k GROUP BY a.s"
+    changing.arrive()
+    with changing.engine() as engine:
+        engine.query("q", BASE)
+        engine.query("g", grouped, output_mode="complete")
+        changing.run(engine)
+    changing.arrive()
+    batches, groups = Batches(), Batches()
+    with changing.engine() as engine:
+        q = engine.query("q", BASE).foreach_batch(batches)
+        g = engine.query("g", grouped, output_mode="update").foreach_batch(groups)
+        assert changing.run(engine) == [1]
+        assert q.live_since == g.live_since == 0
+        assert g.output_mode == "update"
+        assert found(g) == changing.answer(grouped)
+    assert batches.rows == {1: changing.answer(BASE) - changing.answer(BASE, before=1)}
+    assert groups.rows[1] <= changing.answer(grouped)
+    changing.arrive()
+    with changing.engine() as engine:
+        q = engine.query("q", BASE).sink("parquet", path=str(tmp_path / "out"))
+        g = engine.query("g", grouped)
+        assert changing.run(engine) == [2]
+        assert found(q) == changing.answer(BASE) - changing.answer(BASE, before=2)
+        assert found(g) == changing.answer(grouped)
+    # Another TTL of a stream is no other query either.
+    changing.arrive()
+    settings = plait.Config(**changing.config)
+    with plait.Engine(changing.spark, checkpoint=str(changing.checkpoint), config=settings) as engine:
+        engine.stream("a", changing.frame("a"), ttl="1 day")
+        engine.stream("b", changing.frame("b"))
+        engine.query("q", BASE).sink("parquet", path=str(tmp_path / "out"))
+        g = engine.query("g", grouped)
+        assert changing.run(engine) == [3]
+        assert found(g) == changing.answer(grouped)
+
+
+class DiedError(RuntimeError):
+    """Stands for a death of the process."""
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, point: str, epoch: int) -> None:
+    """The driver fails at a fault point instead of dying there: what rests on the checkpoint is the same."""
+
+    def reached(here: str, number: int) -> None:
+        if (here, number) == (point, epoch):
+            raise DiedError(point)
+
+    monkeypatch.setattr("plait.runtime.commit.reached", reached)
+
+
+def test_rows_committed_under_the_old_text_reach_the_old_sink_before_the_new_text_runs(
+    changing: Changing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "SELECT a.v + b.w AS both FROM a JOIN b ON a.k = b.k"
+    old_path = str(tmp_path / "old")
+    changing.arrive().arrive()
+
+    def define(engine: plait.Engine, batches: Batches) -> None:
+        engine.query("p", BASE).sink("parquet", path=old_path)
+        engine.query("f", BASE).foreach_batch(batches)
+
+    first, again = Batches(), Batches()
+    die_at(monkeypatch, "commit.3", 1)
+    with changing.engine() as engine:
+        define(engine, first)
+        with pytest.raises(plait.PlaitError):
+            changing.run(engine)
+    monkeypatch.undo()
+    assert set(first.rows) == {0}
+    assert bag(changing.spark.read.parquet(old_path).toArrow()) == changing.answer(BASE, before=1)
+    changing.arrive()
+    # A function is not known any more: it must be given once more.
+    with changing.engine() as engine:
+        engine.query("p", BASE).sink("parquet", path=old_path)
+        engine.replace("f", text)
+        with pytest.raises(CheckpointError) as caught:
+            engine.start(available_now=True)
+        assert "'f'" in told(caught.value, "SINK_UNSERVED").cause
+    # Files that a parquet sink has not got are copied now.
+    with changing.engine() as engine:
+        new = engine.replace("p", text).sink("parquet", path=str(tmp_path / "new"))
+        engine.query("f", BASE).foreach_batch(again)
+        assert changing.run(engine) == [2]
+        assert found(new) == changing.since_now(text, 2)
+    assert bag(changing.spark.read.parquet(old_path).toArrow()) == changing.answer(BASE, before=2)
+    assert again.rows == {
+        1: changing.answer(BASE, before=2) - changing.answer(BASE, before=1),
+        2: changing.answer(BASE) - changing.answer(BASE, before=2),
+    }
+
+
+def test_more_filters_than_a_word_has_bits(changing: Changing) -> None:
+    texts = {
+        f"q{i}": f"SELECT a.v, b.w FROM a JOIN b ON a.k = b.k WHERE a.v > {i} AND a.v < {2 * i + 9}" for i in range(70)
+    }
+    for _ in range(4):
+        changing.arrive()
+    with changing.engine() as engine:
+        for name, sql in texts.items():
+            engine.query(name, sql).sink("noop")
+        some = [engine.registered(f"q{i}") for i in (0, 1, 31, 61, 62, 63, 64, 69)]
+        kept = {query.name: Batches() for query in some}
+        for name, batches in kept.items():
+            plait.QueryHandle(engine, name).foreach_batch(batches)
+        changing.run(engine)
+        rows = {name: sum(p["rows_out"].get(name, 0) for p in changing.ran) for name in texts}
+        assert rows == {name: changing.answer(sql).total() for name, sql in texts.items()}
+    for name, batches in kept.items():
+        assert sum(batches.rows.values(), Bag()) == changing.answer(texts[name]), name
+    changing.arrive()
+    more = "SELECT a.v, b.w FROM a JOIN b ON a.k = b.k WHERE a.v > 20 AND a.s = 'x'"
+    among = "SELECT a.v, b.w FROM a JOIN b ON a.k = b.k WHERE a.v > 5 AND a.v < 1000"
+    with changing.engine() as engine:
+        for name, sql in texts.items():
+            engine.query(name, sql).sink("noop")
+        one, two = engine.query("more", more, since="state"), engine.query("among", among, since="state")
+        assert changing.run(engine) == [4]
+        rows = changing.ran[-1]["rows_out"]
+        assert all(rows.get(n, 0) == changing.since_now(sql, 4).total() for n, sql in texts.items())
+        print(one.floors, two.floors)
+        assert found(one) == changing.answer(more, one.floors)
+        assert found(two) == changing.answer(among, two.floors)
