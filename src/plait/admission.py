@@ -87,6 +87,7 @@ def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState)
                 since=entry.since,
                 one_floor=definition.one_floor,
                 live=entry.live_since is not None,
+                stores=frozenset(store for of in entry.stores.get(join, {}).values() for store in of),
             )
     allocation = allocate(
         catalog.layout,

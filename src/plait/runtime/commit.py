@@ -119,7 +119,12 @@ def _merge(account: Collected, note: Mapping[str, object]) -> None:
 
 
 def _copy(account: Collected, note: Mapping[str, object]) -> None:
-    account.copied.append(SegmentInfo.from_json(note["info"]))  # type: ignore[arg-type]
+    store, infos, let_go = note["store"], note["infos"], note["let_go"]
+    assert isinstance(store, str)
+    assert isinstance(infos, list)
+    assert isinstance(let_go, int)
+    account.copied.extend(SegmentInfo.from_json(info) for info in infos)
+    account.let_go[store] = max(let_go, account.let_go.get(store, -1))
 
 
 def _result(account: Collected, note: Mapping[str, object]) -> None:

@@ -495,7 +495,7 @@ class Work:
                 source = plan.store_by_id[copy.source]
                 begin = copy.begin + (copy.end - copy.begin) * self.task // context.tasks
                 end = copy.begin + (copy.end - copy.begin) * (self.task + 1) // context.tasks
-                added = copied(
+                done = copied(
                     context.home,
                     plan.store_by_id[copy.store],
                     [
@@ -515,8 +515,8 @@ class Work:
                     sync=context.sync,
                     verified_dir=context.verified_dir,
                 )
-            for info in added:
-                self.outbox.note(self.task, kind="copy", info=info.to_json())
+            infos = [info.to_json() for info in done.added]
+            self.outbox.note(self.task, kind="copy", store=copy.store, infos=infos, let_go=done.let_go)
             reached("task.build", context.epoch)
 
     def finish(self) -> Iterator[pa.RecordBatch]:

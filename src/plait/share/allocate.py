@@ -58,6 +58,8 @@ class Wanted:
     """Whether all aliases of the query must see the same past."""
     live: bool = False
     """Whether it is being run: it cannot wait for a store to be built."""
+    stores: frozenset[str] = frozenset()
+    """Those that it has used since its admission: what they have let expire it could not reach any more."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class _Need:
     filter: Filter
     reach: Reach
     live: bool = False
+    mine: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -286,6 +289,7 @@ def _needs(
                     filter=_filter_of(filters[alias.relation], alias, relation, marks),
                     reach=reach,
                     live=of.live,
+                    mine=of.stores,
                 )
             )
     return found
@@ -371,18 +375,19 @@ class _Stores:
             if not (
                 columns <= set(era.columns)
                 and (frozenset(era.required) | own) <= need.required
-                and self._admits(store.relation, era, need.filter)
+                and self.admits(store.relation, era, need.filter)
             ):
                 break
             floor = era.since
         floor = max(floor, store.lowest)
         past = self.history.get(store.id, StoreHistory())
         newer = [era for era in store.eras if era.since >= floor] or list(store.eras[-1:])
-        if floor < self.epoch and not all(_outlives(era.reach, need.reach) for era in newer):
+        kept = store.id in need.mine or all(_outlives(era.reach, need.reach) for era in newer)
+        if floor < self.epoch and not kept:
             floor = max(floor, past.let_go + 1)
         return min(floor, self.epoch)
 
-    def _admits(self, relation: str, era: Era, wanted: Filter) -> bool:
+    def admits(self, relation: str, era: Era, wanted: Filter) -> bool:
         """Whether all rows that pass a filter are in an era, and can be told from the others."""
         texts = {f.id: f.text for f in self.before.input_by_relation[relation].filters}
         there = {texts[f] for f in era.filters if f in texts}
@@ -584,6 +589,9 @@ def _store(
     )
     source = draft.source or before
     past = source.eras if source is not None else ()
+    # New filters that can be told from what rows of an era have are filters of that era.
+    told = [tuple(f.id for f in filters[relation.name] if found.admits(relation.name, era, f)) for era in past]
+    past = tuple(replace(era, filters=ids) for era, ids in zip(past, told, strict=True))
     own = frozenset(source.key.columns) if draft.source is not None and source is not None else frozenset()
     known = columns.get(relation.name, {})
     return Store(

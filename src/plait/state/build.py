@@ -10,7 +10,7 @@ Cost.  Reads the key groups once, holds a part of them in memory, and writes wha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,15 @@ class Copy:
     end: int
 
 
+@dataclass
+class Copied:
+    """What a copy has written."""
+
+    added: list[SegmentInfo] = field(default_factory=list)
+    let_go: int = -1
+    """The latest birth of a row that was left out because it cannot be reached any more."""
+
+
 def copied(
     home: SegmentHome,
     store: Store,
@@ -58,14 +67,14 @@ def copied(
     deep: bool,
     sync: bool,
     verified_dir: str | None = None,
-) -> list[SegmentInfo]:
+) -> Copied:
     """Writes the rows of these segments of the source, in some key groups and born before an epoch, into the store."""
     low, high = (group * (2**64 // KEY_GROUPS) for group in groups)
     old = [info for info in infos if info.min_born < before]
     runs = [open_segment(home, info, verified_dir) for info in old]
-    written: list[SegmentInfo] = []
+    done = Copied()
     if not old or low == high:
-        return written
+        return done
     shape = shape_of(store, old, [run.names for run in runs], filters)
     run = new_run()
     for tables in _parts(list(zip(old, runs, strict=True)), (low, high), part_bytes, shape, store, before):
@@ -73,7 +82,10 @@ def copied(
         if store.ttl_us is not None:
             table = _aged(table, source_ttl_us, store.ttl_us)
         alive = live_rows(table, store, horizon_us, now_us)
-        table = table if alive is None else table.filter(pa.array(alive))
+        if alive is not None:
+            table = table.filter(pa.array(alive))
+            # Not all births are told apart any more: it may have been any of them.
+            done.let_go = before - 1 if horizon_us is not None else done.let_go
         wanted = shape.wanted(table)
         table = table if wanted is None else table.filter(pa.array(wanted))
         nulls = null_rows(table, store.key)
@@ -83,13 +95,11 @@ def copied(
         hashes = hash_key(table, store.key)
         order = np.argsort(hashes)
         names = [*shape.columns, *shape.masks, *([BORN] if shape.has_born else [])]
-        info = _written(
-            home, store, hashes[order], take_table(table.select(names), order), shape, epoch, run, deep, sync
-        )
-        written.append(info)
+        rows = take_table(table.select(names), order)
+        done.added.append(_written(home, store, hashes[order], rows, shape, epoch, run, deep, sync))
         # Each part spans all hashes: pieces of one run must not overlap.
         run = new_run()
-    return written
+    return done
 
 
 def _parts(
