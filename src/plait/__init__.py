@@ -2,15 +2,16 @@
 
 A query's way (planning; plain Python, frozen data):
 
-    SQL text → sql/ (Catalyst plan → JoinGraph) → stats/ (what was observed, what is forecast)
-             → order/ (one query) → share/ (many queries) → Plan
+    SQL text → sql/ (Catalyst plan → JoinGraph) → catalog/ (which queries live: Catalog)
+             → stats/ (what was observed, what is forecast) → order/ (one query)
+             → share/ (many queries: what is stored: Layout; who probes what: Plan)
 
 A row's way (`runtime/epoch.py` holds it as one visible tuple of steps; an epoch is one micro-batch):
 
     source → bucketise → exchange → append to its store → probe by the plan, hop by hop
-           → materialise → commit (manifest) → sinks → observe → next epoch's plan
+           → materialise → commit (manifest) → sinks → replan → observe → next epoch's catalog, layout, plan
 
-Planning and execution never import each other: they meet in `query/plan.py`.
+Planning and execution never import each other: they meet in `query/`; `engine.py` and `admission.py` hold both.
 """
 
 from plait.config import Config

@@ -110,6 +110,29 @@ def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState)
     return Admitted(catalog, allocation, graphs)
 
 
+def _completed(now: Admitted, asked: Asked, done: set[str], epoch: int) -> Admitted:
+    """Some builds are complete: those who waited for them only are live.
+
+    Stores and edges stay: the sources of a run go on cutting the buckets that they cut when it started.
+    """
+    catalog, allocation = now.catalog, now.allocation
+    left = tuple(build for build in catalog.layout.builds if build.store not in done)
+    layout = replace(catalog.layout, builds=left)
+    building = {build.store for build in left}
+    for entry in catalog.queries.values():
+        used = {store for of in entry.stores.values() for stores in of.values() for store in stores}
+        # Rows of a table that is read by itself come with a start.
+        scans = any(
+            len(now.graphs[join].aliases) == 1 and now.graphs[join].aliases[0].relation in asked.tables
+            for join in entry.joins
+        )
+        if entry.live_since is None and not used & building and not scans:
+            catalog = catalog.with_query(replace(entry, live_since=epoch))
+    catalog = replace(catalog.with_layout(layout), version=catalog.version + 1)
+    waiting = frozenset(j for q in catalog.queries.values() if q.live_since is None for j in q.joins)
+    return Admitted(catalog, replace(allocation, layout=layout, waiting=waiting), now.graphs)
+
+
 def _stores_of(allocation: Allocation, join: str) -> dict[str, list[str]]:
     """By alias."""
     found: dict[str, list[str]] = {}
@@ -207,13 +230,15 @@ class Admission:
         if not done:
             return None
         before = self.now.catalog
-        left = tuple(build for build in self.builds if build.store not in done)
-        catalog = before.with_layout(replace(before.layout, builds=left))
-        self.now = _allocated(before, catalog, self.asked, live)
+        self.now = _completed(self.now, self.asked, done, live.epoch + 1)
         self.checkpoint.check_fence()
         self.put(before)
         learnt = None if self.planner is None else self.planner.knowledge()
         return self.begin(live, learnt)
+
+    def begins(self, epoch: int) -> tuple[str, ...]:
+        """The joins of which an epoch is the first."""
+        return tuple(join for q in self.now.catalog.queries.values() if q.live_since == epoch for join in q.joins)
 
     def report(self) -> dict[str, Any]:
         """For progress reports: the version, and every query's status."""

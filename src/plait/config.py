@@ -100,8 +100,8 @@ class Config:
     Such rows are joined like others, and counted.  None lets every row move it."""
 
     on_missing_query: str = "refuse"
-    """What a start does about a query that lives on the checkpoint and that the program neither defines nor drops:
-    `refuse`, or `drop` it."""
+    """What a start does about a query, stream or table that lives on the checkpoint and that the program neither
+    defines nor drops: `refuse`, or `drop` it."""
 
     snapshot_every: int = 16
     """Every n-th manifest is a full snapshot, so that a restart reads at most n of them."""

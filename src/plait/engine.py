@@ -69,7 +69,11 @@ class Engine:
         settings = {k: v for k, v in spark.sparkContext.getConf().getAll() if k.startswith("spark.plait.")}
         self.config = (config or Config()).with_spark_settings(settings)
         self.checkpoint = Checkpoint(checkpoint, self.config).open()
-        found = catalogs.newest(self.checkpoint.files)
+        try:
+            found = catalogs.newest(self.checkpoint.files)
+        except BaseException:
+            self.checkpoint.close()
+            raise
         self._catalog = Catalog() if found is None else Catalog.from_json(found)
         self._frames: dict[str, DataFrame] = {}
         self._relations: dict[str, Relation] = {}
@@ -86,6 +90,8 @@ class Engine:
         self._dropped: set[str] = set()
         self._run: Run | None = None
         self._admission: Admission | None = None
+        self._running: Admission | None = None
+        """The admission of the last start: versions are added while it runs."""
         self._live = LiveState()
         self._closed = False
 
@@ -99,7 +105,7 @@ class Engine:
         when it arrives outlives the TTL.
 
         `keep="used"` stores what queries use.  `keep="all"` also keeps all rows as they are, within the TTL, for
-        queries that are added later: whatever columns and filters they have, they find the past.
+        queries that are added later: whatever of its columns they read, and by whatever key, they find the past.
         """
         self._refuse_if_running("a stream cannot be added")
         if not hasattr(df, "_jdf"):
@@ -142,9 +148,10 @@ class Engine:
         time).
 
         On a checkpoint that has run, a query that lives there goes on, and a new one begins.  `since` says with which
-        past: `now`, the default, gives results with at least one new row, whose partners may be older; `state` gives
-        also the results among rows that are there; `new` takes no notice of older rows.  A query that lives there with
-        another text is refused: see `replace`.
+        past: `now` gives results with at least one new row, whose partners may be older; `state` gives also the results
+        among rows that are there; `new` takes no notice of older rows.  The default is `now`, or `new` for queries with
+        semi, anti or outer joins, whose streams must begin together.  A query that lives there with another text is
+        refused: see `replace`.
         """
         return self._define(name, sql, output_mode, since, replaces=False)
 
@@ -163,13 +170,13 @@ class Engine:
         call may stay in the program.
         """
         self._refuse_if_running("nothing can be dropped")
+        readers = [query for query in self._readers(name) if query != name]
+        if name in self._relations and readers:
+            raise StreamError("STREAM_IN_USE", f"{name!r} is read by {', '.join(readers)}", "drop these queries first")
         self._queries.pop(name, None)
-        if name in self._relations and not self._readers(name):
+        if name in self._relations:
             del self._relations[name], self._frames[name]
             self._tables.discard(name)
-        elif name in self._relations:
-            readers = ", ".join(self._readers(name))
-            raise StreamError("STREAM_IN_USE", f"{name!r} is read by {readers}", "drop these queries first")
         self._dropped.add(name)
         self._admission = None
 
@@ -188,6 +195,7 @@ class Engine:
             raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
         if since is not None and since not in SINCE:
             raise QueryError("SINCE", f"since={since!r} is not known", f"use one of: {', '.join(SINCE)}")
+        self._catalog = self._in_force
         lives = self._catalog.queries.get(name)
         if lives is not None and not replaces and name not in self._dropped:
             refuse_another_text(lives, sql)
@@ -206,7 +214,7 @@ class Engine:
                 'use since="new", or since="state"',
             )
         wait_us = self._final_us(name, read.residual) if mode == "append" and read.residual is not None else 0
-        made = RegisteredQuery(id, name, sql, read, mode, since, replaces)
+        made = RegisteredQuery(id, name, sql, read, mode, since)
         if read.residual is not None:
             made.answer = Answer(id, read.residual, mode, Keep(), wait_us)
             _warn_of_recomputation(name, read.residual)
@@ -260,6 +268,7 @@ class Engine:
 
     def _admit(self) -> Admission:
         """What the next epoch would run with."""
+        self._catalog = self._in_force
         asked = Asked(
             relations=dict(self._relations),
             tables=frozenset(self._tables),
@@ -282,9 +291,11 @@ class Engine:
         assert old is not None, "manifests of format 3 come with a catalog.json"
         if self._catalog.version < 0:
             self._catalog = upgraded(old, asked.relations, asked.tables, asked.definitions)
-            catalogs.put(self.checkpoint.files, 0, self._catalog.to_json())
         if self._live.legacy:
-            self._live = modernised(self._live, self._catalog.layout, filters_of(old, self._catalog.layout))
+            # By what the old release had, whatever has been admitted since: no epoch has run with that.
+            written = catalogs.newest(self.checkpoint.files) is not None
+            first = Catalog.from_json(catalogs.read(self.checkpoint.files, 0)) if written else self._catalog
+            self._live = modernised(self._live, first.layout, filters_of(old, first.layout))
 
     def start(self, available_now: bool = False, every: str | None = None) -> Run:
         """Starts all queries: over what is available now, or for ever (`every` fixes the pace, such as "1 second")."""
@@ -341,8 +352,10 @@ class Engine:
         self._deliver_to_old_sinks(driver, admission.now.catalog)
         forget_origins(self.spark)
         try:
+            if self._catalog.version == 0 and catalogs.newest(self.checkpoint.files) is None:
+                catalogs.put(self.checkpoint.files, 0, self._catalog.to_json())
             admission.put(self._catalog)
-            self._catalog, self._dropped = admission.now.catalog, set()
+            self._catalog, self._running, self._dropped = admission.now.catalog, admission, set()
             catch_up(driver)
             sources.record(self.checkpoint)
             with sources.starting(buckets.sparkSession):
@@ -454,7 +467,7 @@ class Engine:
     @property
     def _in_force(self) -> Catalog:
         """The catalog that the last epoch ran with, or that the next will, while the engine runs."""
-        return self._catalog if self._run is None or self._admission is None else self._admission.now.catalog
+        return self._catalog if self._running is None else self._running.now.catalog
 
     def _refuse_known(self, name: str) -> None:
         """Refuses a name that SQL cannot tell from that of a registered stream or table."""

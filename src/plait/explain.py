@@ -65,9 +65,13 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
             unless = "" if source.needed is None else f" unless {source.needed}"
             parts.append(f"TTL {source.ttl_us / 1e6:g} s{unless}")
         yield f"  {source.relation}: {'; '.join(parts)}"
-        for number, f in enumerate(source.filters):
-            if f.text is not None:
-                yield f"    filter{'' if len(source.filters) == 1 else f' bit {number}'}: {f.text}"
+        for f in source.filters:
+            if f.text is not None or len(source.filters) > 1:
+                yield f"    filter{'' if len(source.filters) == 1 else f' {f.id}'}: {f.text or 'every row'}" + (
+                    f", not late by the watermark of {_streams(f.marks)}"
+                    if len({g.marks for g in source.filters}) > 1
+                    else ""
+                )
     yield ""
     yield "Stores"
     for store in plan.stores:
@@ -76,6 +80,10 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
     yield "Probe trees"
     for tree in plan.trees:
         yield from _tree_text(plan, tree)
+
+
+def _streams(marks: tuple[str, ...]) -> str:
+    return ", ".join(dict.fromkeys(mark.partition(":")[0] for mark in marks)) or "nobody"
 
 
 def _catalog_text(catalog: Catalog | None) -> Iterator[str]:
@@ -177,10 +185,13 @@ def _store_text(plan: Plan, store: Store) -> str:
 
 
 def _tree_text(plan: Plan, tree: ProbeTree) -> Iterator[str]:
-    edge = next(e for i in plan.inputs for e in i.edges if e.id == tree.edge)
-    passing = "" if tree.filter is None else f", filter bit {tree.filter}"
-    by = f"exchange by {edge.key}" if edge.key.columns else "spread over the tasks"
-    yield f"  new {tree.relation} ⇒ {by} (edge {tree.edge}{passing})"
+    passing = "" if tree.filter is None else f", filter {tree.filter}"
+    if tree.replays is not None:
+        yield f"  rows at rest in {tree.replays.store}, once{passing}"
+    else:
+        edge = next(e for i in plan.inputs for e in i.edges if e.id == tree.edge)
+        by = f"exchange by {edge.key}" if edge.key.columns else "spread over the tasks"
+        yield f"  new {tree.relation} ⇒ {by} (edge {tree.edge}{passing})"
     for emit in tree.emits:
         yield f"    result of {emit.query}"
     for node in tree.nodes:
@@ -194,8 +205,9 @@ def _node_text(plan: Plan, node: Node, hop: int, depth: int) -> Iterator[str]:
         carried = ", ".join(f"{c.slot}.{c.column}" for c in step.key)
         yield f"{pad}⇒ exchange by {carried} (edge {node.id})"
     epochs = "earlier and this epoch" if step.sees_current else "earlier epochs"
-    bit = "" if step.filter is None else f", filter bit {step.filter}"
-    yield f"{pad}probe {step.store}, {epochs}{bit}"
+    passing = "" if step.filter is None else f", filter {step.filter}"
+    since = "" if step.floor is None else f", from epoch {step.floor} on"
+    yield f"{pad}probe {step.store}, {epochs}{since}{passing}"
     for check in step.checks:
         yield f"{pad}  check {check}"
     for emit in node.emits:

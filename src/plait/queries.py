@@ -41,7 +41,6 @@ class RegisteredQuery:
     read: ReadQuery
     mode: str
     since: str | None
-    replaces: bool
     sink: Sink = field(default_factory=Keep)
     """Where its rows go, or its answers."""
     described: Mapping[str, Any] | None = None
@@ -67,7 +66,6 @@ class RegisteredQuery:
             since=self.since,
             one_floor=residual is not None and len(residual.sources) > 1,
             sink=self.described,
-            replaces=self.replaces,
         )
 
     def use(self, sink: Sink, kind: str, options: Mapping[str, Any]) -> None:

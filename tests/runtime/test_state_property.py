@@ -30,6 +30,7 @@ from plait.state.manifest import LiveState
 from plait.testing import LocalEngine, state_tables
 from tests.random_joins import ARROW, SECOND, START, Builder, Case, cases, check_case
 from tests.share.streams import joined, streams
+from tests.state.rows import put_old_catalog
 
 COMMON = settings(
     deadline=None,
@@ -196,7 +197,7 @@ class Life:
 
     def catalogue(self, engine: LocalEngine) -> None:
         stores = {s.id: {"columns": [[c.name, c.type] for c in s.columns]} for s in PLAN.stores}
-        engine.checkpoint.put_catalog({"queries": {}, "streams": {}, "stores": stores, "filters": {}})
+        put_old_catalog(engine.checkpoint, {"queries": {}, "streams": {}, "stores": stores, "filters": {}})
 
     def sound(self) -> None:
         with self.start() as engine:

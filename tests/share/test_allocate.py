@@ -16,7 +16,7 @@ from plait.query.graph import JoinGraph
 from plait.query.layout import Layout
 from plait.query.plan import Node, Plan, store_id
 from plait.query.relation import Relation
-from plait.share.allocate import Wanted, allocate
+from plait.share.allocate import MOST_ERAS, Wanted, allocate
 from plait.share.probe_trees import build_plan
 from tests.random_joins import Case, cases, random_orders
 from tests.share.streams import joined, streams
@@ -267,3 +267,21 @@ def test_more_filters_than_a_word_has_bits_are_no_refusal() -> None:
     graphs = {f"q{i}": filtered(joined("a.k = b.k"), "a", f"k > {i}") for i in range(130)}
     found = allocate(Layout(), wanted(**graphs), streams("ab")).layout
     assert len(found.input_by_relation["a"].filters) == 130
+
+
+def test_any_number_of_changes_leaves_the_floors_of_those_who_live() -> None:
+    relations, base = streams("ab"), joined("a.k = b.k")
+    layout, floors, graphs = Layout(), {}, {"p": base}
+    used: dict[str, frozenset[str]] = {}
+    for version in range(3 * MOST_ERAS):
+        asked = {
+            name: Wanted(graph, name, floors.get(name), live=name in floors, stores=used.get(name, frozenset()))
+            for name, graph in graphs.items()
+        }
+        found = allocate(layout, asked, relations, epoch=3 * version, version=version)
+        assert all(found.floors[name] == mine for name, mine in floors.items())
+        layout, floors = found.layout, {name: dict(mine) for name, mine in found.floors.items()}
+        used = {name: frozenset(s for (join, _, _), s in found.stores.items() if join == name) for name in graphs}
+        assert all(len(store.eras) <= MOST_ERAS for store in layout.stores)
+        graphs[f"q{version}"] = filtered(base, "a", f"k > {version}")
+    assert floors["p"] == {"a": 0, "b": 0}

@@ -1,11 +1,12 @@
 """Streams on one checkpoint whose queries change between runs, and the oracle's answer over rows by birth.
 
-`python changes_driver.py DIR PHASE` is a program to be killed: it goes on with `DIR/checkpoint` as the phase says, and
-writes what there is to tell to `DIR/report.json`.  Where it dies is up to `PLAIT_FAULT`.
+`python -m tests.spark.changes_driver DIR` is a program to be killed: on `DIR/checkpoint` it adds a query whose stores
+have to be filled.  Where it dies is up to `PLAIT_FAULT`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.engine import QueryHandle
+from plait.runtime import epoch as epochs
 from plait.runtime.results import results_folder
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import Bag, bag, batch_join
@@ -29,12 +31,15 @@ SCHEMAS = {
     "t": "k long, ts timestamp, n long",
     "u": "k long, ts timestamp, n long",
 }
+OTHER = "SELECT a.v, b.w FROM a JOIN b ON a.m = b.m"
 BASE = "SELECT a.v, b.w FROM a JOIN b ON a.k = b.k"
 ROWS = 12
+SLOW = 300
+"""Bytes per second at which the stores of a few rows take many epochs to be filled."""
 
 
 class Changing:
-    """Streams of which a file arrives per epoch; every engine on the checkpoint may have other ones and other queries."""
+    """Streams of which a file arrives per epoch; every engine on the checkpoint may have other queries."""
 
     def __init__(self, spark: SparkSession, home: Path, **config: Any) -> None:
         self.spark, self.home = spark, home
@@ -54,7 +59,7 @@ class Changing:
     def arrive(self, *names: str, **rows: Sequence[Sequence[Any]]) -> Changing:
         """An epoch's rows of these streams (of a and b, if none is named): given ones, or made ones."""
         self.epoch += 1
-        for name in names or rows or ("a", "b"):
+        for name in (*names, *rows) or ("a", "b"):
             if name not in self.streams:
                 self.stream(name)
             self.streams[name].add(rows[name] if name in rows else made(name, self.epoch))
@@ -118,3 +123,23 @@ def made(name: str, epoch: int) -> list[tuple[Any, ...]]:
 def found(query: QueryHandle) -> Bag:
     """All committed rows of a query."""
     return bag(query.results().toArrow())
+
+
+def main(home: Path) -> None:
+    """Adds a query by another key to a checkpoint, and fills its stores slowly."""
+    epochs.BUILD_BYTES_PER_SECOND = SLOW
+    # It lives for seconds: compiling well costs more than it gains.
+    options = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+    # A task may fail: Spark runs it again.
+    spark = plait.session(app="plait-changes", master="local[2,3]", settings=options)
+    changing = Changing(spark, home)
+    for name in ("a", "b"):
+        changing.stream(name)
+    with changing.engine(keep={"a": "all", "b": "all"}) as engine:
+        engine.query("q", BASE)
+        engine.query("other", OTHER, since="state")
+        changing.run(engine)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

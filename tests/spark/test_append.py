@@ -61,7 +61,8 @@ class Shop:
         self.o = ScriptedStream(spark, home / "o", "k int, g string, ts timestamp")
         self.p = ScriptedStream(spark, home / "p", "k int, v int, ts timestamp")
         self.delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = {name: {} for name in SPARK}
-        self.watermarks: list[int | None] = [None]
+        self.watermarks: dict[str, list[int | None]] = {name: [None] for name in SPARK}
+        """By query: each has its own, of the streams that it reads."""
         self.late = 0
 
     def arrive(self, epochs: int) -> None:
@@ -94,7 +95,9 @@ class Shop:
                 else:
                     query.foreach_batch(self.keeper(name))
             for progress in run_epochs(engine):
-                self.watermarks.append(progress["watermark_ms"])
+                for name in SPARK:
+                    (join,) = plait.QueryHandle(engine, name).joins
+                    self.watermarks[name].append(progress["watermarks"][join])
                 self.late += sum(progress["rows_late"].values())
             return {n: rows_of(plait.QueryHandle(engine, n).results().toArrow()) for n in SPARK}
 
@@ -109,14 +112,14 @@ class Shop:
     def expected(self, name: str) -> list[tuple[Any, ...]]:
         """The answer over all rows that were in time."""
         with Oracle() as oracle:
-            oracle.load({"o": self.timely(self.o), "p": self.timely(self.p)})
+            oracle.load({"o": self.timely(self.o, name), "p": self.timely(self.p, name)})
             oracle.connection.execute("CREATE TABLE d (k INT, label VARCHAR)")
             oracle.connection.executemany("INSERT INTO d VALUES (?, ?)", LABELS)
             return rows_of(oracle.table(DUCKDB[name]))
 
-    def timely(self, stream: ScriptedStream) -> pa.Table:
+    def timely(self, stream: ScriptedStream, query: str) -> pa.Table:
         parts = []
-        for path, mark in zip(stream.files, self.watermarks, strict=False):
+        for path, mark in zip(stream.files, self.watermarks[query], strict=False):
             part = pq.read_table(path, schema=stream.arrow)
             if mark is not None:
                 late = pc.less_equal(part.column("ts").cast(pa.int64()), mark * 1000)
@@ -146,9 +149,9 @@ def test_oracle_groups_are_handed_over_once_when_they_are_final(spark: SparkSess
     assert shop.late > 0
     files = sorted((tmp_path / "parquet").glob("epoch-*.parquet"))
     shop.delivered["joined"] = {int(path.name[6:18]): rows_of(pq.read_table(path)) for path in files}
-    mark = shop.watermarks[-1]
-    assert mark is not None
     for name in SPARK:
+        mark = shop.watermarks[name][-1]
+        assert mark is not None
         parts = shop.delivered[name]
         given = Counter(row for rows in parts.values() for row in rows)
         final = Counter(shop.expected(name))

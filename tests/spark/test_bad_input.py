@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -94,7 +95,7 @@ def test_an_engine_is_used_in_the_right_order_with_the_right_things(spark: Spark
         query.sink("noop")
         refused("RESULTS_NOT_KEPT", QueryError, query.results)
     # Nothing was started, so nothing was recorded.
-    assert not (tmp_path / "catalog.json").exists()
+    assert not (tmp_path / "catalog").exists()
 
 
 # What goes wrong on the way in and on the way out.
@@ -214,8 +215,7 @@ def _entangle(path: Path) -> None:
 
 
 def _format_of_tomorrow(path: Path) -> None:
-    kind, _, rest = path.read_bytes().split(b" ", 2)
-    path.write_bytes(b" ".join((kind, b"99", rest)))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def _format_of_tomorrow(path: Path) -> None:
         ("log/*1.json", _flip, "MANIFEST_CORRUPT", CorruptionError),
         ("log/*1.json", _truncate, "MANIFEST_CORRUPT", CorruptionError),
         ("log/*0.json", Path.unlink, "MANIFEST_MISSING", CorruptionError),
-        ("catalog.json", _flip, "CATALOG_CORRUPT", CorruptionError),
+        ("catalog/*.json", _flip, "CATALOG_CORRUPT", CorruptionError),
         ("plait.json", _truncate, "CHECKPOINT_CORRUPT", CorruptionError),
         ("plait.json", Path.unlink, "CHECKPOINT_CORRUPT", CorruptionError),
         ("plait.json", _format_of_tomorrow, "FORMAT_NEWER", PlaitError),

@@ -142,6 +142,7 @@ def test_a_new_column_has_a_past_where_all_of_a_stream_is_kept(changing: Changin
         "now_one": sql,
         "state_one": sql,
         "dear": f"{sql} WHERE a.s = 'z'",
+        "hidden": f"{sql} WHERE a.m = 3",
         "spark_one": f"{sql} WHERE upper(a.s) = 'X'",
     }
     changing.arrive().arrive()
@@ -169,7 +170,7 @@ def test_a_new_column_has_a_past_where_all_of_a_stream_is_kept(changing: Changin
         assert changing.run(engine) == [3, 4]
         assert found(old) == changing.answer(BASE)
         assert found(queries["now_one"]) == changing.since_now(sql, 3)
-        for name in ("state_one", "dear"):
+        for name in ("state_one", "dear", "hidden"):
             assert queries[name].floors == {"a": 0, "b": 0}
             assert found(queries[name]) == changing.answer(texts[name]), name
         assert queries["spark_one"].floors == {"a": 2, "b": 0}
@@ -290,6 +291,54 @@ def test_what_is_not_there_is_asked_from_one_epoch_on_in_all_streams(changing: C
         assert found(new) == changing.answer(oracle, {"a": 2, "b": 2})
 
 
+def test_a_query_that_joins_a_stream_with_itself_begins_with_the_past_it_asks_for(changing: Changing) -> None:
+    text = "SELECT x.v AS one, y.v AS other FROM a x JOIN a y ON x.k = y.k AND x.v < y.v"
+    started(changing, WIDE).arrive()
+    with changing.engine(tasks=1) as engine:
+        engine.query("q", WIDE)
+        queries = {since: engine.query(f"{since}_one", text, since=since) for since in ("now", "state", "new")}
+        assert changing.run(engine) == [2]
+        changing.arrive()
+        assert changing.run(engine) == [3]
+        assert queries["state"].floors == {"x": 0, "y": 0}
+        assert found(queries["now"]) == changing.since_now(text, 2)
+        assert found(queries["state"]) == changing.answer(text)
+        assert found(queries["new"]) == changing.answer(text, {"a": 2})
+
+
+def test_a_windowed_query_begins_with_the_rows_that_are_not_past_its_watermark(changing: Changing) -> None:
+    text = "SELECT t.n AS n, u.n AS o FROM t JOIN u ON t.k = u.k AND u.ts BETWEEN t.ts AND t.ts + INTERVAL 3 MINUTES"
+    for _ in range(5):
+        changing.arrive("t", "u")
+    with changing.engine() as engine:
+        engine.query("q", text)
+        changing.run(engine)
+        before = changing.ran[-1]["watermark_ms"]
+    changing.arrive("t", "u")
+    with changing.engine() as engine:
+        old = engine.query("q", text)
+        state, now = engine.query("state_one", text, since="state"), engine.query("now_one", text)
+        assert changing.run(engine) == [5]
+        changing.arrive("t", "u")
+        assert changing.run(engine) == [6]
+        assert found(old) == changing.answer(text)
+        assert found(now) == changing.since_now(text, 5)
+        at = f"make_timestamp({before * 1000})"
+        alive = f"{text} WHERE t.ts >= {at} - INTERVAL 3 MINUTES AND u.ts >= {at}"
+        assert state.floors == {"t": 0, "u": 0}
+        assert found(state) - found(now) == changing.answer(alive, before=5)
+        assert found(state) == changing.answer(alive, before=5) + found(now)
+
+
+def test_a_query_that_has_not_begun_has_no_results(changing: Changing) -> None:
+    started(changing)
+    with changing.engine() as engine:
+        old = engine.query("q", BASE)
+        new, grouped = engine.query("n", BASE), engine.query("g", "SELECT v, count(*) AS n FROM a GROUP BY v")
+        assert found(old) == changing.answer(BASE)
+        assert found(new).total() == found(grouped).total() == 0
+
+
 # ---------------------------------------------------------------- queries that end
 
 
@@ -394,6 +443,30 @@ def test_a_replaced_query_gives_rows_of_its_new_text_only(changing: Changing, tm
         assert found(plait.QueryHandle(engine, "p")) == changing.since_now(text, 2)
 
 
+def test_an_aggregate_is_replaced_and_its_modes_hold(changing: Changing) -> None:
+    one = "SELECT a.s, count(*) AS n FROM a JOIN b ON a.k = b.k GROUP BY a.s"
+    two = "SELECT a.m, sum(b.w) AS total FROM a JOIN b ON a.k = b.k GROUP BY a.m"
+    changing.arrive().arrive()
+    with changing.engine() as engine:
+        engine.query("q", WIDE)
+        engine.query("g", one)
+        changing.run(engine)
+    changing.arrive()
+    groups = Batches()
+    with changing.engine() as engine:
+        engine.query("q", WIDE)
+        query = engine.replace("g", two, output_mode="update", since="state").foreach_batch(groups)
+        assert changing.run(engine) == [2]
+        assert found(query) == groups.rows[2] == changing.answer(two)
+    changing.arrive()
+    with changing.engine() as engine:
+        engine.query("q", WIDE)
+        query = engine.replace("g", two, output_mode="update", since="state").foreach_batch(groups)
+        assert changing.run(engine) == [3]
+        assert found(query) == changing.answer(two)
+        assert groups.rows[3] <= changing.answer(two)
+
+
 def test_other_sinks_and_modes_do_not_make_another_query(changing: Changing, tmp_path: Path) -> None:
     grouped = "SELECT a.s, count(*) AS n FROM a JOIN b ON a.k = b.k GROUP BY a.s"
     changing.arrive()
@@ -484,6 +557,84 @@ def test_rows_committed_under_the_old_text_reach_the_old_sink_before_the_new_tex
         1: changing.answer(BASE, before=2) - changing.answer(BASE, before=1),
         2: changing.answer(BASE) - changing.answer(BASE, before=2),
     }
+
+
+@pytest.mark.parametrize("point", ["commit.2", "commit.3"])
+def test_a_query_whose_first_epoch_dies_has_each_result_once_after_a_restart(
+    changing: Changing, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(changing).arrive()
+    text = "SELECT a.v, b.w FROM a JOIN b ON a.k = b.k WHERE a.v > 3"
+    grouped = "SELECT a.v, count(*) AS n FROM a JOIN b ON a.k = b.k GROUP BY a.v"
+    die_at(monkeypatch, point, 2)
+    with changing.engine() as engine:
+        engine.query("q", BASE)
+        engine.query("state_one", text, since="state")
+        engine.query("now_one", text)
+        engine.query("grouped", grouped, since="state")
+        with pytest.raises(plait.PlaitError):
+            changing.run(engine)
+    monkeypatch.undo()
+    changing.arrive()
+    with changing.engine() as engine:
+        old = engine.query("q", BASE)
+        state, now = engine.query("state_one", text, since="state"), engine.query("now_one", text)
+        answer = engine.query("grouped", grouped, since="state")
+        one_more = engine.query("one_more", BASE, since="state")
+        changing.run(engine)
+        assert found(old) == changing.answer(BASE)
+        assert (state.live_since, now.live_since) == (2, 2)
+        assert found(state) == changing.answer(text)
+        assert found(now) == changing.since_now(text, 2)
+        assert found(answer) == changing.answer(grouped)
+        assert found(one_more) == changing.answer(BASE)
+
+
+def test_a_query_is_dropped_while_a_store_is_filled_for_it(changing: Changing, monkeypatch: pytest.MonkeyPatch) -> None:
+    changing.config["snapshot_every"] = 1
+    keep = {"a": "all", "b": "all"}
+    text = "SELECT a.v, b.w FROM a JOIN b ON a.m = b.m"
+    changing.arrive().arrive()
+    with changing.engine(keep=keep) as engine:
+        engine.query("q", BASE)
+        changing.run(engine)
+    monkeypatch.setattr("plait.runtime.epoch.BUILD_BYTES_PER_SECOND", 4000)
+    changing.arrive().arrive()
+    with changing.engine(keep=keep) as engine:
+        engine.query("q", BASE)
+        query = engine.query("p", text, since="state")
+        changing.run(engine)
+        assert query.status == "building"
+    monkeypatch.undo()
+    changing.arrive().arrive()
+    with changing.engine(keep=keep) as engine:
+        old = engine.query("q", BASE)
+        engine.drop("p")
+        assert changing.run(engine) == [4, 5]
+        live = engine.checkpoint.log.live()
+        assert not live.builds
+        assert {store for store, infos in live.segments.items() if infos} == {"a[]", "a[k]", "b[]", "b[k]"}
+        assert found(old) == changing.answer(BASE)
+    # Begun again, it is filled from all that is there now; and replaced while it is filled, by a text with another key.
+    changing.arrive()
+    with changing.engine(keep=keep) as engine:
+        engine.query("q", BASE)
+        query = engine.query("p", text, since="state")
+        assert changing.run(engine) == [6]
+        assert query.status == "live"
+    other = "SELECT a.v, b.w FROM a JOIN b ON a.v = b.k"
+    changing.arrive()
+    with changing.engine(keep=keep) as engine:
+        engine.query("q", BASE)
+        query = engine.replace("p", other, since="state")
+        assert changing.run(engine) == [7]
+    changing.arrive()
+    with changing.engine(keep=keep) as engine:
+        old, query = engine.query("q", BASE), engine.replace("p", other, since="state")
+        assert changing.run(engine) == [8]
+        assert query.live_since == 8
+        assert found(query) == changing.answer(other)
+        assert found(old) == changing.answer(BASE)
 
 
 def test_more_filters_than_a_word_has_bits(changing: Changing) -> None:

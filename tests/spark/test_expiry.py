@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.errors import CheckpointError, QueryError, StreamError
+from plait.errors import QueryError, StreamError
 from plait.runtime.epoch import Driver
 from plait.testing import Clock, ScriptedStream, run_epochs
 from tests.oracle import Bag, Oracle, bag
@@ -178,29 +178,30 @@ def test_hints_and_ttl_that_contradict_each_other_are_refused_and_leave_the_engi
             engine.stream("c", rate, needed="value > 3")
 
 
-def test_what_is_needed_cannot_change_under_a_checkpoint_but_the_length_of_a_ttl_can(
-    spark: SparkSession, tmp_path: Path
+def test_a_row_lives_as_long_as_the_ttl_and_what_is_needed_said_when_it_arrived(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = Clock()
+    monkeypatch.setattr(Driver, "clock", property(lambda _: clock, lambda *_: None), raising=False)
     streams = {name: ScriptedStream(spark, tmp_path / name, SCHEMA) for name in "ab"}
 
-    def start(ttl: str | None, needed: str | None) -> int:
-        for stream in streams.values():
-            stream.add([(1, 1, "open")])
+    def start(a: list[tuple[int, int, str]], b: list[tuple[int, int, str]], ttl: str | None, needed: str | None) -> Bag:
+        streams["a"].add(a)
+        streams["b"].add(b)
         with plait.Engine(spark, str(tmp_path / "checkpoint"), plait.Config(tasks=1)) as engine:
             engine.stream("a", streams["a"].frame(), ttl=ttl, needed=needed)
             engine.stream("b", streams["b"].frame())
-            engine.query("q", f"SELECT a.id AS x, b.id AS y {JOIN}")
-            return len(run_epochs(engine))
+            query = engine.query("q", f"SELECT a.id AS x, b.id AS y {JOIN}")
+            assert len(run_epochs(engine)) == 1
+            return bag(query.results().toArrow())
 
-    assert start("1 day", "state = 'open'") == 1
-    for ttl, needed, shown in (
-        ("1 day", "state = 'shut'", "state = 'shut'"),
-        ("1 day", None, '"ttl": true}'),
-        (None, None, '"ttl": false}'),
-    ):
-        with pytest.raises(CheckpointError) as caught:
-            start(ttl, needed)
-        cause = told(caught.value, "KEY_CHANGED").cause
-        assert "state = 'open'" in cause
-        assert shown in cause
-    assert start("2 days", "state = 'open'") == 4
+    start([(1, 1, "open"), (2, 1, "shut")], [], "10 seconds", "state = 'open'")
+    clock.advance(5)
+    start([(3, 1, "open"), (4, 1, "shut")], [], "1 day", "state = 'shut'")
+    clock.advance(6)
+    # 2 is over: its TTL was ten seconds.  1 was needed when it arrived.
+    found = start([(5, 1, "open")], [(7, 1, "")], None, None)
+    assert found == bag([(1, 7), (3, 7), (4, 7), (5, 7)])
+    clock.advance(2 * 86_400)
+    # 3 is over too; 5 came without a TTL.
+    assert start([], [(8, 1, "")], "1 second", None) == found + bag([(1, 8), (4, 8), (5, 8)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,11 @@ import pyarrow as pa
 from plait.query.graph import is_exact_key
 from plait.query.plan import ARRIVED, MASK, Key, Store
 from plait.query.relation import ColumnDef
+from plait.state.checkpoint import Checkpoint
 from plait.state.deep import writing_deep
 from plait.state.home import SegmentHome
 from plait.state.keys import hash_key
+from plait.state.manifest import seal
 from plait.state.segment import SegmentInfo, new_run, write_segment
 
 UTC = datetime.UTC
@@ -95,3 +98,8 @@ def info(n: int = 0, **changes: object) -> SegmentInfo:
         run=f"run {n}", lo_group=0, hi_group=1024, min_time=None, max_time=None, max_arrived=None,
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def put_old_catalog(checkpoint: Checkpoint, value: dict[str, Any]) -> None:
+    """What a release with format 3 was made for."""
+    checkpoint.files.put_if_absent("catalog.json", seal("plait-catalog", value))

@@ -20,7 +20,7 @@ from plait.state.files import TEMPORARY, LocalFiles, put_if_absent
 from plait.state.manifest import FORMAT, LiveState
 from plait.state.places import local_path
 from plait.state.segment import SegmentInfo
-from tests.state.rows import store, write
+from tests.state.rows import put_old_catalog, store, write
 from tests.state.test_manifest import manifest
 
 CONFIG = Config(sync=False)
@@ -201,11 +201,10 @@ def test_a_token_taken_by_another_driver_is_skipped(tmp_path: Path, monkeypatch:
         it.check_fence()
 
 
-def test_the_catalog_is_stored_once_and_checked(tmp_path: Path) -> None:
+def test_the_catalog_of_format_3_is_checked(tmp_path: Path) -> None:
     with Checkpoint(str(tmp_path), CONFIG) as it:
         assert it.catalog() is None
-        assert it.put_catalog({"queries": {"q": "SELECT 1"}})
-        assert not it.put_catalog({})
+        put_old_catalog(it, {"queries": {"q": "SELECT 1"}})
         assert it.catalog() == {"queries": {"q": "SELECT 1"}}
         path = tmp_path / "catalog.json"
         path.write_bytes(path.read_bytes().replace(b"SELECT 1", b"SELECT 2"))

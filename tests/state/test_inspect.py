@@ -20,6 +20,7 @@ from plait.state.inspect import Inspection
 from plait.state.manifest import Manifest
 from plait.testing import LocalEngine
 from tests.share.streams import joined, rows, streams
+from tests.state.rows import put_old_catalog
 
 STAR = joined("a.k = b.k", "b.k = c.k")
 EPOCHS = 6
@@ -32,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     planner = Planner({"q": STAR}, streams("abc"), Config(sync=False))
     with LocalEngine(path, planner.plan, Config(tasks=2, sync=False, fan_in=3), planner=planner) as engine:
         stores = {s.id: {"columns": [[c.name, c.type] for c in s.columns]} for s in planner.plan.stores}
-        engine.checkpoint.put_catalog({"queries": {"q": "SELECT"}, "streams": {}, "stores": stores, "filters": {}})
+        put_old_catalog(engine.checkpoint, {"queries": {"q": "SELECT"}, "streams": {}, "stores": stores, "filters": {}})
         for epoch in range(EPOCHS):
             engine.run({name: rows(*range(epoch, 60 + epoch)) for name in "abc"})
     return path
@@ -137,7 +138,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(work, "PART_BYTES", 3000)
         patch.setattr(deep, "BLOCK_BYTES", 500)
         stores = {s.id: {"columns": [[c.name, c.type] for c in s.columns]} for s in planner.plan.stores}
-        engine.checkpoint.put_catalog({"queries": {"q": "SELECT"}, "streams": {}, "stores": stores, "filters": {}})
+        put_old_catalog(engine.checkpoint, {"queries": {"q": "SELECT"}, "streams": {}, "stores": stores, "filters": {}})
         for epoch in range(5):
             engine.run({name: rows(*range(epoch * 300, 300 + epoch * 300)) for name in "abc"})
     return path

@@ -34,8 +34,6 @@ class Definition:
     """None is `now`, or, for queries that need the same past in all their streams, `new`."""
     one_floor: bool
     sink: Mapping[str, Any] | None
-    replaces: bool = False
-    """Whether another text may be replaced by it."""
 
     @property
     def digest(self) -> str:

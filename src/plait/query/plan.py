@@ -195,6 +195,10 @@ class Store:
     """Births that must be told apart: some query sees rows from this epoch on, and not those before."""
     lowest: int = 0
     """The lowest floor: rows that were born before it serve nobody."""
+    first: int = 0
+    """The first epoch whose rows it has, or had."""
+    mixed: bool = False
+    """Whether it has, or had, rows that were let in by other filters than those of today."""
 
 
 def horizon_us(reach: Sequence[Reach], seen_ms: Mapping[str, int], policy: str) -> int | None:
@@ -294,7 +298,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTree:
-    """Where new tuples of `relation` that pass the filter `filter` travel, from ingest edge `edge` on."""
+    """Where new tuples of `relation` that pass the filter with id `filter` travel, from ingest edge `edge` on."""
 
     relation: str
     filter: int | None

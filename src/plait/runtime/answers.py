@@ -97,6 +97,8 @@ class LiveResults:
     """The same before the last epoch."""
     policy: str = "min"
     """How a watermark follows from them."""
+    begun: frozenset[str] = frozenset()
+    """Joins of queries of which the last epoch is the first: none of their groups were closed before."""
     of_all: tuple[int | None, int | None] = (None, None)
     """The one watermark that format 3 had, before and after its last epoch."""
     groups: Groups = field(default_factory=Groups)
@@ -118,6 +120,7 @@ class LiveResults:
     def committed(self, manifest: Manifest) -> None:
         """One more epoch."""
         self.before_ms, self.marks_ms = manifest.before_marks_ms, manifest.marks_ms
+        self.begun = frozenset(manifest.begins)
         # Format 3 had one watermark for all queries.
         self.of_all = (manifest.before_ms, manifest.watermark_ms) if manifest.catalog < 0 else (None, None)
         self.new = {}
@@ -309,7 +312,7 @@ class Closed(Committed):
             return groups.where(F.lit(False))
         groups = groups.where(closed_us <= now * 1000)
         before = None
-        if self.since_ms is not None:
+        if self.since_ms is not None and source.name not in self.live.begun:
             before = watermark_ms(marks, self.since_ms, self.live.policy)
             before = self.live.of_all[0] if before is None else before
         return groups if before is None else groups.where(closed_us > before * 1000)

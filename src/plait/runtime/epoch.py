@@ -92,6 +92,8 @@ class Changes(Protocol):
 
     def after(self, live: LiveState) -> Planner | None: ...
 
+    def begins(self, epoch: int) -> tuple[str, ...]: ...
+
     def report(self) -> dict[str, Any]: ...
 
 
@@ -333,7 +335,8 @@ def commit(epoch: Epoch) -> None:
         builds=_built(epoch),
         merged=tuple(account.merged_results),
         replaced=(*account.replaced, *_of_dropped(driver)),
-        before_marks_ms=driver.live.marks_ms,
+        before_marks_ms=_marks_before(driver.live),
+        begins=() if driver.changes is None else driver.changes.begins(epoch.number),
     )
     if epoch.number % driver.config.snapshot_every == 0 or driver.live.legacy:
         after = driver.live.after(manifest)
@@ -470,6 +473,13 @@ def _observed(epoch: Epoch) -> Observed:
 def _latest(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
     """Times only move forward."""
     return {name: max(d[name] for d in (before, now) if name in d) for name in {**before, **now}}
+
+
+def _marks_before(live: LiveState) -> dict[str, int]:
+    """What watermarks were made of before an epoch; format 3 had one watermark for all."""
+    if not live.legacy:
+        return live.marks_ms
+    return {} if live.watermark_ms is None else dict.fromkeys(live.marks_ms, live.watermark_ms)
 
 
 def _horizons(plan: Plan, marks_ms: Mapping[str, int], policy: str) -> dict[str, int]:

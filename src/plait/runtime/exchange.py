@@ -167,16 +167,20 @@ class Inbox:
         """How many slices of about `limit` bytes."""
         return max(1, math.ceil(self.bytes / limit))
 
+    def bounds(self, limit: float, groups: tuple[int, int]) -> list[int]:
+        """The hashes between which slices lie."""
+        count = self.count(limit)
+        low, high = (group * (2**64 // KEY_GROUPS) for group in groups)
+        return [low + (high - low) * i // count for i in range(count + 1)]
+
     def slices(self, limit: float, groups: tuple[int, int]) -> Iterator[dict[int, pa.Table]]:
         """The tuples by edge, sorted by hash: all at once, or range of hashes by range, each about `limit` bytes.
 
         `groups` are the key groups of this task.  A key's tuples, of all edges, are in one slice.
         """
-        count = self.count(limit)
-        low, high = (group * (2**64 // KEY_GROUPS) for group in groups)
-        bounds = [low + (high - low) * i // count for i in range(count + 1)]
+        bounds = self.bounds(limit, groups)
         for begin, end in pairwise(bounds):
-            whole = count == 1
+            whole = len(bounds) == 2
             tables = {
                 edge: parts if whole else [p for p in (between(b, begin, end) for b in parts) if p.num_rows]
                 for edge, parts in self.buckets.items()

@@ -11,6 +11,7 @@ Costs 5 to 10 ms per DataFrame when a streaming query starts, in calls into the 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,8 @@ EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 _OFFSET_FORMAT = "spark.sql.streaming.offsetLog.formatVersion"
 _NAMEABLE = "org.apache.spark.sql.catalyst.streaming.HasStreamingSourceIdentifyingName"
 _NAME = re.compile(r"[A-Za-z0-9_]+")
+LONGEST = 128
+"""Characters of a stream's name that the name of its source has."""
 _starting = threading.Lock()
 """Held while settings of a session are other than its user's."""
 
@@ -63,7 +66,8 @@ def fill_names(given: Sequence[str | None], name: str, taken: set[str]) -> tuple
     >>> fill_names([None, "mine", None], "orders", {"orders"})
     ('orders_2', 'mine', 'orders_3')
     """
-    # Spark makes folders of them, and file systems may not tell A from a.
+    # Spark makes folders of them, whose names are not any length, and file systems may not tell A from a.
+    name = name if len(name) <= LONGEST else f"{name[:LONGEST]}_{hashlib.sha256(name.encode()).hexdigest()[:12]}"
     used = {n.lower() for n in (*taken, *given) if n is not None}
     numbered = (name if i == 1 else f"{name}_{i}" for i in count(1))
     free = (n for n in numbered if n.lower() not in used)

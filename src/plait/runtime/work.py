@@ -174,7 +174,9 @@ class Work:
         if context.home.remote is not None and context.epoch % CACHE_SWEEP_EPOCHS == 0:
             context.home.forget(context.live_paths, time.time() - CACHE_MIN_AGE_SECONDS)
         inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
-        for number, tables in enumerate(inbox.slices(self.inbox_bytes, context.groups(self.task))):
+        groups = context.groups(self.task)
+        ranges = list(pairwise(inbox.bounds(self.inbox_bytes, groups)))
+        for number, tables in enumerate(inbox.slices(self.inbox_bytes, groups)):
             # No more than one slice waits to be written.
             self.settle()
             self.current.clear()
@@ -187,8 +189,7 @@ class Work:
                         if tree.edge in part and tree.replays is None:
                             self.drive(tree, part[tree.edge])
                             reached("task.probe", context.epoch)
-                if number == 0:
-                    self.replay()
+                self.replay(ranges[number])
             # The smallest hashes are in the first slice of the first task.
             if context.sampled and self.task == 0 and number == 0:
                 with self.timed("sample"):
@@ -294,18 +295,21 @@ class Work:
             frame = self.prober.frame(node, base) if frame is None or not node.step.exact else frame
             self.prober.visit(node, frame)
 
-    def replay(self) -> None:
-        """Queries that begin with what is there: rows at rest of one of their streams drive once, like new ones."""
+    def replay(self, hashes: HashRange) -> None:
+        """Queries that begin with what is there: rows at rest of one of their streams drive once, like new ones.
+
+        Those of a slice's range of hashes: they see the rows of tables that come with it.
+        """
         for tree in self.context.plan.trees:
-            for table in () if tree.replays is None else self._resting(tree, tree.replays):
+            for table in () if tree.replays is None else self._resting(tree, tree.replays, hashes):
                 self.drive(tree, table)
                 reached("task.replay", self.context.epoch)
 
-    def _resting(self, tree: ProbeTree, replay: Replay) -> Iterator[pa.Table]:
-        """Rows of a store that a query sees, in the key groups of this task, some at a time, sorted by hash."""
+    def _resting(self, tree: ProbeTree, replay: Replay, hashes: HashRange) -> Iterator[pa.Table]:
+        """Rows of a store that a query sees, in a range of hashes, some at a time, sorted by hash."""
         plan = self.context.plan
         store = plan.store_by_id[replay.store]
-        low, high = (group * (2**64 // KEY_GROUPS) for group in self.context.groups(self.task))
+        low, high = hashes
         views = [
             view
             for info in self._own(store.id)
@@ -323,9 +327,9 @@ class Work:
         for begin, end in pairwise(bounds):
             pieces = []
             for view in views:
-                hashes, part = view.run.between(begin, end)
-                if len(hashes):
-                    pieces.append((hashes, view.table(names, part, len(hashes))))
+                found, part = view.run.between(begin, end)
+                if len(found):
+                    pieces.append((found, view.table(names, part, len(found))))
             if pieces:
                 run = together(pieces)
                 table = pa.table([pa.array(run.hashes), *run.table.columns], names=[HASH, *names])

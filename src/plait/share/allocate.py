@@ -242,7 +242,8 @@ def _filters(
         new = []
         for (text, over), asking in wanted.items():
             if (text, over) not in known:
-                like = tuple(f.id for f in old if f.text == text)
+                # First one that nothing is late for: it has the most rows.
+                like = tuple(f.id for f in sorted(old, key=lambda f: len(f.marks)) if f.text == text)
                 expr = None if asking is None else asking.condition
                 new.append(Filter(next(number), text, over, expr, like))
                 last = new[-1].id + 1
@@ -381,7 +382,8 @@ class _Stores:
             floor = era.since
         floor = max(floor, store.lowest)
         past = self.history.get(store.id, StoreHistory())
-        newer = [era for era in store.eras if era.since >= floor] or list(store.eras[-1:])
+        ends = [*(era.since for era in store.eras[1:]), self.epoch + 1]
+        newer = [era for era, end in zip(store.eras, ends, strict=True) if end > floor]
         kept = store.id in need.mine or all(_outlives(era.reach, need.reach) for era in newer)
         if floor < self.epoch and not kept:
             floor = max(floor, past.let_go + 1)
@@ -403,8 +405,10 @@ class _Stores:
         """The store in which an alias with this floor is looked up: one that is there, or a new one."""
         relation = self.relation_of[need.join, need.alias]
         there = [s for s in self.before.stores if s.relation == relation and s.key == need.key]
-        # The newest that is complete: so that older ones fall out of use.
-        fit = [s for s in reversed(there) if self._fits(s, need, floor) and not (need.live and self._is_building(s))]
+        # The newest that is complete, so that older ones fall out of use; of a table the one whose rows were seen.
+        table = relation in self.tables
+        there.sort(key=lambda s: (table and s.id in need.mine, s.since), reverse=True)
+        fit = [s for s in there if self._fits(s, need, floor) and not (need.live and self._is_building(s))]
         if fit:
             draft = self.drafts.setdefault(fit[0].id, _Draft(fit[0].id, relation, need.key, fit[0]))
         else:
@@ -416,7 +420,8 @@ class _Stores:
     def _fits(self, store: Store, need: _Need, floor: int) -> bool:
         if store.relation in self.tables:
             return self.covered(store, need) <= store.since
-        return self.usable(store, need, floor) <= floor
+        # It has been kept complete for those who use it since their admission.
+        return store.id in need.mine or self.usable(store, need, floor) <= floor
 
     def _new(self, need: _Need, relation: str, floor: int) -> _Draft:
         name = store_id(relation, need.key)
@@ -487,7 +492,7 @@ def _laid_out(
         if source is None:
             old = before.store_by_id[build.source]
             source = found.drafts.setdefault(old.id, _Draft(old.id, old.relation, old.key, old))
-        source.floors.add(build.before)
+        source.floors |= {build.before, *found.drafts[build.store].floors}
     made = {
         draft.id: _store(draft, found, relations[draft.relation], columns, needed, filters, required, builds)
         for draft in found.drafts.values()
@@ -576,7 +581,10 @@ def _store(
         assert draft.before is not None
         names = {column.name for column in draft.before.columns}
     before = draft.before
-    reach = _reaches(need.reach for need in draft.needs) if draft.needs or before is None else before.reach
+    # What is being copied must not expire before those who wait for it could let it go.
+    copies = [found.drafts[build.store] for build in builds if build.source == draft.id]
+    mine = [need.reach for user in (draft, *copies) for need in user.needs]
+    reach = _reaches([*mine, *(() if draft.needs or before is None else before.reach)])
     kept = None if any(r.keep_us is None for r in reach) else max(r.keep_us for r in reach if r.keep_us is not None)
     # Segments of rows that are kept for ever know their event times too: a window leaves the others out.
     time = relation.time_column if relation.time_column in names else None
@@ -594,6 +602,7 @@ def _store(
     past = tuple(replace(era, filters=ids) for era, ids in zip(past, told, strict=True))
     own = frozenset(source.key.columns) if draft.source is not None and source is not None else frozenset()
     known = columns.get(relation.name, {})
+    first = found.epoch if source is None else source.first
     return Store(
         id=draft.id,
         relation=relation.name,
@@ -606,9 +615,15 @@ def _store(
         reach=reach,
         since=found.epoch if before is None else before.since,
         eras=_with_era(past, era, own, {f.id for f in filters[relation.name]}),
-        floors=_told_apart(draft.floors, past, found.epoch),
+        floors=_told_apart(draft.floors, first),
         lowest=_lowest(draft, builds),
+        first=first,
+        mixed=source is not None and (source.mixed or _filter_ids(found.before, relation.name) != set(era.filters)),
     )
+
+
+def _filter_ids(layout: Layout, relation: str) -> set[int]:
+    return {f.id for f in layout.input_by_relation[relation].filters}
 
 
 def _lowest(draft: _Draft, builds: Iterable[Build]) -> int:
@@ -619,10 +634,9 @@ def _lowest(draft: _Draft, builds: Iterable[Build]) -> int:
     return max(before, min(draft.floors))
 
 
-def _told_apart(floors: set[int], past: tuple[Era, ...], epoch: int) -> tuple[int, ...]:
+def _told_apart(floors: set[int], first: int) -> tuple[int, ...]:
     """The floors that lie behind the store's first row."""
-    begin = past[0].since if past else epoch
-    return tuple(sorted(f for f in floors if f > begin))
+    return tuple(sorted(f for f in floors if f > first))
 
 
 def _with_era(past: Iterable[Era], new: Era, own: frozenset[str], filters: set[int]) -> tuple[Era, ...]:

@@ -164,13 +164,13 @@ class _Place:
 
     def filter(self, alias: str, store: Store | None = None) -> int | None:
         """What the rows that rest have to pass; None where all of the store do, and always did."""
-        if store is not None and len(store.eras) == 1:
+        if store is not None and not store.mixed:
             return self.filter_of_new(alias)
         return self.base.filters[self.name, alias]
 
     def floor(self, alias: str, store: Store) -> int | None:
         floor = self.base.floors[self.name][alias]
-        return floor if store.eras and floor > store.eras[0].since else None
+        return floor if floor > store.first else None
 
     def replay(self, look: FirstLook, order: tuple[str, ...]) -> Replay:
         store = self.store(look.alias, self._first_key(look.alias, order))

@@ -51,7 +51,7 @@ def keep_us(graph: JoinGraph, relations: Mapping[str, Relation]) -> dict[str, in
 def final_us(graph: JoinGraph, relations: Mapping[str, Relation], name: str, tables: Container[str]) -> int | None:
     """Microseconds that the watermark must be past an event time of an alias until no result with it can come.
 
-    None is never.  Tables come with the first epoch, so nothing is waited for there.
+    None is never.  Tables come with the epoch that first needs them, so nothing is waited for there.
     """
     coming = [alias for alias in graph.aliases if alias.relation not in tables]
     reach = _reach(graph, relations, upper_bounds(graph), graph.alias(name), coming)

@@ -21,9 +21,12 @@ KEPT = 8
 def newest(files: Files) -> dict[str, Any] | None:
     """The newest version, or None before the first start."""
     versions = numbered(files, FOLDER)
-    if not versions:
-        return None
-    name = _name(versions[-1])
+    return read(files, versions[-1]) if versions else None
+
+
+def read(files: Files, version: int) -> dict[str, Any]:
+    """One version."""
+    name = _name(version)
     return unseal("plait-catalog", files.read(name) or b"", files.where(name), "CATALOG_CORRUPT")
 
 

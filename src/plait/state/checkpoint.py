@@ -1,7 +1,7 @@
 """The checkpoint: one directory, or one URI; one driver.
 
     plait.json    format and id             driver.lock   held by the running driver (flock)
-    catalog.json  the registered queries    fence/        one file per driver that ever started
+    catalog.json  the queries of format 3   fence/        one file per driver that ever started
     log/          manifests                 receipts/     sinks that have taken an epoch
     results/      rows of queries without sink            spark/  Spark's own checkpoint
     settings.json what Spark's settings made of SQL       statistics.json  what the optimiser has learnt
@@ -150,14 +150,10 @@ class Checkpoint:
             )
 
     def catalog(self) -> dict[str, Any] | None:
-        """What `put_catalog` stored, or None."""
+        """What a release with format 3 was made for; None if there is none."""
         data = self.files.read("catalog.json")
         where = self.files.where("catalog.json")
         return None if data is None else unseal("plait-catalog", data, where, "CATALOG_CORRUPT")
-
-    def put_catalog(self, catalog: dict[str, Any]) -> bool:
-        """Store the catalog unless there is one; whether it was stored."""
-        return self.files.put_if_absent("catalog.json", seal("plait-catalog", catalog))
 
     def settings(self, now: dict[str, str]) -> dict[str, str]:
         """The settings that the checkpoint was made with: `now`, if none are recorded yet."""

@@ -41,6 +41,12 @@ def compact(checkpoint: Checkpoint, now_us: int, compress: bool, layout: Layout 
     live = checkpoint.log.live()
     if live.epoch < 0:
         raise CheckpointError("NO_STATE", f"{checkpoint.path} has no committed epoch", "run the engine first")
+    if live.legacy and layout is not None:
+        raise CheckpointError(
+            "UPGRADE_FIRST",
+            f"{checkpoint.path} was written by an earlier release, and is not upgraded yet",
+            "start the engine on it once, and let it commit an epoch",
+        )
     now_us = max(now_us, live.clock_us)
     for store in sorted(live.segments):
         before = live.segments[store]

@@ -122,6 +122,8 @@ class Manifest:
     """By mark the latest event time less the delay of its stream."""
     before_marks_ms: dict[str, int] = field(default_factory=dict)
     """The same before this epoch: by it rows were dropped as late."""
+    begins: tuple[str, ...] = ()
+    """Joins of queries that were not there before this epoch."""
     let_go: dict[str, int] = field(default_factory=dict)
     """By store the latest birth of a row that was let expire."""
     builds: dict[str, int] = field(default_factory=dict)
@@ -139,6 +141,7 @@ class Manifest:
             value.setdefault("catalog", -1)
             value["added"] = tuple(SegmentInfo.from_json(v, where) for v in value["added"])
             value["removed"] = tuple(inside(path, where) for path in value["removed"])
+            value["begins"] = tuple(value.get("begins", ()))
             value["results"] = tuple(ResultFile.from_json(v, where) for v in value["results"])
             value["merged"] = tuple(ResultFile.from_json(v, where) for v in value.get("merged", ()))
             value["replaced"] = tuple(inside(path, where) for path in value.get("replaced", ()))
@@ -212,7 +215,8 @@ def modernised(live: LiveState, layout: Layout, filters: Mapping[str, tuple[int,
     for name, infos in live.segments.items():
         of = layout.store_by_id[name]
         known = filters[of.relation]
-        sets = Sets(bits=known) if of.masked else Sets(passed=known)
+        # It had bits by text only, and none where there was one text.
+        sets = Sets(bits=known) if len(known) > 1 else Sets(passed=known)
         segments[name] = tuple(dataclasses.replace(info, sets=sets) for info in infos)
     marks = {
         key: live.max_event_ms[i.relation] - (i.delay_ms or 0)
