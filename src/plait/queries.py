@@ -54,6 +54,13 @@ class RegisteredQuery:
         return self.read.graphs
 
     @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Names and types of its results' columns."""
+        if self.read.residual is not None:
+            return self.read.residual.output
+        return tuple((output.name, output.type) for graph in self.graphs.values() for output in graph.outputs)
+
+    @property
     def definition(self) -> Definition:
         """What admission must know of it."""
         residual = self.read.residual
@@ -167,7 +174,11 @@ class QueryHandle:
 
     def _results(self, known: set[str]) -> DataFrame:
         desk, query = self._desk, self._query
-        rows = ResultRows(desk.spark, desk.plan(), desk.checkpoint, known)
+        plan = desk.plan()
+        rows = ResultRows(desk.spark, plan, desk.checkpoint, known)
+        if not all(join in plan.query_by_name for join in query.graphs):
+            # It waits for a store: there are no rows yet.
+            return rows.read(query.columns, ())
         if query.answer is not None:
             refuse_gap(desk.checkpoint)
             return query.answer.frame(rows, LiveResults.read(desk.checkpoint.log, policy=watermark_policy(desk.spark)))

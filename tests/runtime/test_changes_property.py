@@ -162,13 +162,13 @@ class Past:
         return least, whole
 
 
-@settings(COMMON, max_examples=25)
+@settings(COMMON, max_examples=15)
 @given(cases(most_aliases=3, most_queries=3, rows=(24, 16), spread=(6, 3), epochs=(6,)), st.integers(0, 2**32 - 1))
 def test_oracle_queries_that_come_and_go_give_what_they_would_give_alone(case: Case, seed: int) -> None:
     check(case, seed)
 
 
-@settings(COMMON, max_examples=15)
+@settings(COMMON, max_examples=10)
 @given(
     cases(windows=True, most_aliases=3, most_queries=2, rows=(24, 16), spread=(4, 3), epochs=(6,)),
     st.integers(0, 2**32 - 1),

@@ -185,3 +185,17 @@ def test_what_is_wrong_is_refused_by_name(tmp_path: Path, old: str, new: str, co
 def test_a_pipeline_needs_streams_and_queries(tmp_path: Path) -> None:
     error = refused(tmp_path, '[engine]\ncheckpoint = "c"\n')
     assert (error.code, "[streams] is missing" in error.cause) == ("PIPELINE_MISSING", True)
+
+
+def test_a_stream_says_what_it_keeps_and_a_query_which_past_it_begins_with(tmp_path: Path) -> None:
+    text = GOOD.replace('ttl = "7 days"', 'ttl = "7 days"\nkeep = "all"').replace(
+        'sql_file = "', 'since = "state"\nreplace = true\nsql_file = "'
+    )
+    found = load(write(tmp_path, text))
+    assert [stream.keep for stream in found.streams] == ["all", "used"]
+    assert [(query.since, query.replace) for query in found.queries][:2] == [(None, False), ("state", True)]
+    for wrong, key in (('since = "then"', "since"), ('replace = "yes"', "replace")):
+        with pytest.raises(PipelineError, match=key):
+            load(write(tmp_path, GOOD.replace('sql_file = "', f'{wrong}\nsql_file = "')))
+    with pytest.raises(PipelineError, match="keep"):
+        load(write(tmp_path, GOOD.replace('ttl = "7 days"', 'ttl = "7 days"\nkeep = "some"')))

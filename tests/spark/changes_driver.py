@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.engine import QueryHandle
 from plait.runtime import epoch as epochs
 from plait.runtime.results import results_folder
 from plait.testing import ScriptedStream, run_epochs
@@ -120,9 +120,23 @@ def made(name: str, epoch: int) -> list[tuple[Any, ...]]:
     return [(i % 5, i * 10) for i in ids]
 
 
-def found(query: QueryHandle) -> Bag:
+def found(query: plait.QueryHandle) -> Bag:
     """All committed rows of a query."""
     return bag(query.results().toArrow())
+
+
+class DiedError(RuntimeError):
+    """Stands for a death of the process."""
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, point: str, epoch: int) -> None:
+    """The driver fails at a fault point instead of dying there: what rests on the checkpoint is the same."""
+
+    def reached(here: str, number: int) -> None:
+        if (here, number) == (point, epoch):
+            raise DiedError(point)
+
+    monkeypatch.setattr("plait.runtime.commit.reached", reached)
 
 
 def main(home: Path) -> None:

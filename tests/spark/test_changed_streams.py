@@ -21,7 +21,7 @@ from plait.testing import run_epochs
 from tests.golden import EPOCHS, QUERIES, Golden, expected, restored, table
 from tests.oracle import Bag, bag, batch_join
 from tests.spark import changes_driver
-from tests.spark.changes_driver import BASE, Changing, found
+from tests.spark.changes_driver import BASE, Changing, die_at, found
 from tests.spark.pair import told
 
 pytestmark = pytest.mark.spark
@@ -188,6 +188,82 @@ def test_a_table_is_added_and_all_its_rows_are_there(changing: Changing) -> None
         assert changing.run(engine) == [5]
         assert found(old) == changing.answer(BASE)
         assert {store.relation for store in engine.plan.stores} == {"a", "b"}
+
+
+def test_a_table_that_was_dropped_comes_back_with_other_rows(changing: Changing) -> None:
+    started(changing)
+    sql = "SELECT a.v, n.name FROM a JOIN n ON n.k = a.k"
+    for word in ("old", "new"):
+        names = pa.table({"k": pa.array(range(7), pa.int64()), "name": [f"{word} {i}" for i in range(7)]})
+        changing.arrive()
+        with changing.engine() as engine:
+            engine.table("n", changing.spark.createDataFrame(names))
+            engine.query("q", BASE)
+            query = engine.query("named", sql, since="state")
+            changing.run(engine)
+            assert query.floors == {"a": 0, "n": 0}
+            assert found(query) == batch_join({"a": changing.table("a"), "n": names}, sql)
+        changing.arrive()
+        with changing.engine() as engine:
+            engine.query("q", BASE)
+            engine.drop("named")
+            engine.drop("n")
+            changing.run(engine)
+
+
+def test_a_stream_that_was_dropped_comes_back_with_other_columns(changing: Changing) -> None:
+    changing.arrive("a", "b", "c")
+    with changing.engine() as engine:
+        engine.query("q", BASE)
+        engine.query("three", THREE)
+        changing.run(engine)
+    changing.arrive("a", "b")
+    with changing.engine("a", "b") as engine:
+        engine.query("q", BASE)
+        engine.drop("three")
+        engine.drop("c")
+        changing.run(engine)
+    changing.home = changing.home / "elsewhere"
+    del changing.born["c"]
+    changing.stream("c", "k long, x string")
+    changing.arrive(a=[(1, 1, 500, "x")], b=[(1, 1, -500)], c=[(1, "text")])
+    with changing.engine() as engine:
+        old, three = engine.query("q", BASE), engine.query("three", THREE, since="state")
+        assert changing.run(engine) == [2]
+        assert found(old) == changing.answer(BASE)
+        assert found(three) == changing.answer(THREE)
+
+
+def test_an_epoch_that_has_begun_with_a_stream_needs_it_once_more(
+    changing: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(changing).arrive("a", "b", "c")
+    die_at(monkeypatch, "commit.2", 2)
+    with changing.engine() as engine:
+        engine.query("q", BASE)
+        engine.query("three", THREE)
+        with pytest.raises(plait.PlaitError):
+            changing.run(engine)
+    monkeypatch.undo()
+    with changing.engine("a", "b") as engine:
+        engine.query("q", BASE)
+        engine.drop("three")
+        engine.drop("c")
+        with pytest.raises(CheckpointError) as caught:
+            engine.start(available_now=True)
+        assert "epoch 2" in told(caught.value, "EPOCH_UNFINISHED").cause
+    # The query, which has no results yet, may go.
+    with changing.engine() as engine:
+        old = engine.query("q", BASE)
+        engine.drop("three")
+        assert changing.run(engine) == [2]
+        assert found(old) == changing.answer(BASE)
+    changing.arrive("a", "b")
+    with changing.engine("a", "b") as engine:
+        old = engine.query("q", BASE)
+        engine.drop("c")
+        assert changing.run(engine) == [3]
+        assert found(old) == changing.answer(BASE)
 
 
 def test_a_stream_that_gains_a_column_serves_old_and_new_queries(changing: Changing) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 import plait
 from plait.errors import CheckpointError, QueryError
 from tests.oracle import Bag, bag
-from tests.spark.changes_driver import BASE, Changing, found
+from tests.spark.changes_driver import BASE, Changing, die_at, found
 from tests.spark.pair import told
 
 pytestmark = pytest.mark.spark
@@ -25,11 +26,10 @@ def changing(spark: SparkSession, tmp_path: Path) -> Changing:
     return Changing(spark, tmp_path)
 
 
-def started(changing: Changing, sql: str = BASE, epochs: int = 2, **config: object) -> Changing:
-    """The same with a checkpoint on which a query `q` has run for some epochs."""
-    for _ in range(epochs):
-        changing.arrive()
-    with changing.engine(**config) as engine:
+def started(changing: Changing, sql: str = BASE, keep: Mapping[str, str] | None = None) -> Changing:
+    """The same with a checkpoint on which a query `q` has run for two epochs."""
+    changing.arrive().arrive()
+    with changing.engine(keep=keep) as engine:
         engine.query("q", sql)
         changing.run(engine)
     return changing
@@ -145,11 +145,7 @@ def test_a_new_column_has_a_past_where_all_of_a_stream_is_kept(changing: Changin
         "hidden": f"{sql} WHERE a.m = 3",
         "spark_one": f"{sql} WHERE upper(a.s) = 'X'",
     }
-    changing.arrive().arrive()
-    with changing.engine(keep={"a": "all"}) as engine:
-        engine.query("q", BASE)
-        changing.run(engine)
-    changing.arrive()
+    started(changing, keep={"a": "all"}).arrive()
     with changing.engine(keep={"a": "all"}) as engine:
         old = engine.query("q", BASE)
         queries = {n: engine.query(n, text, since="now" if n == "now_one" else "state") for n, text in texts.items()}
@@ -177,13 +173,29 @@ def test_a_new_column_has_a_past_where_all_of_a_stream_is_kept(changing: Changin
         assert found(queries["spark_one"]) == changing.answer(texts["spark_one"], {"a": 2})
 
 
+def test_a_run_goes_on_when_a_new_store_takes_the_place_of_an_old_one(changing: Changing) -> None:
+    sql = "SELECT a.v, a.s, b.w FROM a JOIN b ON a.k = b.k"
+    started(changing, keep={"a": "all"}).arrive().arrive().arrive()
+    with changing.engine(keep={"a": "all"}) as engine:
+        old, new = engine.query("q", BASE), engine.query("n", sql, since="state")
+        # Sources go on cutting rows for the old store until the next start.
+        assert changing.run(engine) == [2, 3, 4]
+        assert (new.live_since, new.floors) == (3, {"a": 0, "b": 0})
+        assert found(old) == changing.answer(BASE)
+        assert found(new) == changing.answer(sql)
+    changing.arrive()
+    with changing.engine(keep={"a": "all"}) as engine:
+        old, new = engine.query("q", BASE), engine.query("n", sql)
+        assert changing.run(engine) == [5]
+        assert [store.id for store in engine.plan.stores if store.relation == "a"] == ["a[]", "a[k]@1"]
+        assert found(old) == changing.answer(BASE)
+        assert found(new) == changing.answer(sql)
+
+
 def test_a_new_key_has_a_past_if_a_store_can_be_filled_from_another(
     changing: Changing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changing.arrive().arrive()
-    with changing.engine(keep={"b": "all"}) as engine:
-        engine.query("q", WIDE)
-        changing.run(engine)
+    started(changing, WIDE, keep={"b": "all"})
     texts = {
         # The store by k has all rows that a join by k and m can use; only that of b by m is filled from all rows of b.
         "both": ("SELECT a.v, b.w FROM a JOIN b ON a.k = b.k AND a.m = b.m", {"a": 0, "b": 0}),
@@ -383,6 +395,30 @@ def test_a_dropped_query_leaves_nothing_behind_and_the_others_go_on(changing: Ch
         assert changing.kept("p") == 0
 
 
+def test_queries_with_sinks_of_all_kinds_are_dropped_once_their_rows_have_arrived(
+    changing: Changing, tmp_path: Path
+) -> None:
+    texts = {
+        "grouped": "SELECT a.s, count(*) AS n FROM a JOIN b ON a.k = b.k GROUP BY a.s",
+        "joined": BASE,
+        "none": f"{BASE} WHERE a.v < 0",
+    }
+    changing.arrive().arrive()
+    with changing.engine() as engine:
+        engine.query("q", BASE)
+        for name, sql in texts.items():
+            engine.query(name, sql).foreach_batch(Batches())
+        engine.query("scan", "SELECT v FROM a WHERE v > 3").sink("parquet", path=str(tmp_path / "scan"))
+        changing.run(engine)
+    changing.arrive()
+    with changing.engine() as engine:
+        old = engine.query("q", BASE)
+        for name in (*texts, "scan"):
+            engine.drop(name)
+        assert changing.run(engine) == [2]
+        assert found(old) == changing.answer(BASE)
+
+
 def test_a_query_is_dropped_and_defined_again_in_one_start(changing: Changing) -> None:
     started(changing).arrive()
     with changing.engine() as engine:
@@ -504,20 +540,6 @@ def test_other_sinks_and_modes_do_not_make_another_query(changing: Changing, tmp
         assert found(g) == changing.answer(grouped)
 
 
-class DiedError(RuntimeError):
-    """Stands for a death of the process."""
-
-
-def die_at(monkeypatch: pytest.MonkeyPatch, point: str, epoch: int) -> None:
-    """The driver fails at a fault point instead of dying there: what rests on the checkpoint is the same."""
-
-    def reached(here: str, number: int) -> None:
-        if (here, number) == (point, epoch):
-            raise DiedError(point)
-
-    monkeypatch.setattr("plait.runtime.commit.reached", reached)
-
-
 def test_rows_committed_under_the_old_text_reach_the_old_sink_before_the_new_text_runs(
     changing: Changing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -594,10 +616,7 @@ def test_a_query_is_dropped_while_a_store_is_filled_for_it(changing: Changing, m
     changing.config["snapshot_every"] = 1
     keep = {"a": "all", "b": "all"}
     text = "SELECT a.v, b.w FROM a JOIN b ON a.m = b.m"
-    changing.arrive().arrive()
-    with changing.engine(keep=keep) as engine:
-        engine.query("q", BASE)
-        changing.run(engine)
+    started(changing, keep=keep)
     monkeypatch.setattr("plait.runtime.epoch.BUILD_BYTES_PER_SECOND", 4000)
     changing.arrive().arrive()
     with changing.engine(keep=keep) as engine:
@@ -668,3 +687,24 @@ def test_more_filters_than_a_word_has_bits(changing: Changing) -> None:
         assert one.floors == two.floors == {"a": 4, "b": 0}
         assert found(one) == changing.answer(more, {"a": 4})
         assert found(two) == changing.answer(among, {"a": 4})
+
+
+def test_a_query_that_waits_for_a_store_has_no_rows_yet(spark: SparkSession, tmp_path: Path) -> None:
+    changing = Changing(spark, tmp_path).arrive().arrive()
+    with changing.engine(keep={"a": "all"}) as engine:
+        engine.query("q", BASE)
+        changing.run(engine)
+    with changing.engine(keep={"a": "all"}) as engine:
+        engine.query("q", BASE)
+        new = engine.query("n", "SELECT a.v, a.s, b.w FROM a JOIN b ON a.k = b.k", since="state")
+        # No data arrives, so nothing is copied.
+        changing.run(engine)
+        assert new.status == "building"
+        assert found(new).total() == 0
+
+
+def test_a_text_that_sparks_parser_refuses_is_told_as_our_error(spark: SparkSession, tmp_path: Path) -> None:
+    changing = Changing(spark, tmp_path).arrive("t", "u")
+    text = "SELECT t.n AS x FROM t JOIN u ON t.k = u.k AND u.ts BETWEEN t.ts AND t.ts + INTERVAL 0.5 MINUTES"
+    with changing.engine() as engine, pytest.raises(plait.QueryError, match="SYNTAX"):
+        engine.query("q", text)

@@ -18,6 +18,7 @@
     watermark = "ts, 10 minutes"          # event-time column, delay
     ttl = "7 days"                        # rows are forgotten this long after they arrived,
     needed = "status = 'open'"            # except those for which this is true
+    keep = "used"                         # or "all": queries that are added later find the whole past
 
     [tables.regions]                      # rows that do not change, read once; any batch source of Spark
     format = "csv"
@@ -27,6 +28,8 @@
     [queries.big]
     sql = """SELECT …"""                  # or sql_file = "big.sql"
     output_mode = "complete"              # what sinks get: append, update, complete; by default what fits the query
+    since = "now"                         # which past a query begins with that is new on a checkpoint: now, state, new
+    replace = false                       # true: run this text instead of another that lives under this name
 
     [queries.big.sink]                    # without a sink, results are kept in the checkpoint
     type = "parquet"                      # noop, console, memory, parquet
@@ -64,6 +67,8 @@ FILE_FORMATS = ("parquet", "json", "csv", "orc", "text", "xml", "avro")
 SINKS: Mapping[str, tuple[str, ...]] = {"noop": (), "console": (), "memory": (), "parquet": ("path",)}
 """Sink types and the options each requires."""
 OUTPUT_MODES = ("append", "update", "complete")
+KEEP = ("used", "all")
+SINCE = ("now", "state", "new")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class StreamSpec:
     watermark: tuple[str, str] | None
     ttl: str | None
     needed: str | None
+    keep: str = "used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,8 @@ class QuerySpec:
     sql: str
     sink: tuple[str, Mapping[str, Any]] | None
     output_mode: str | None = None
+    since: str | None = None
+    replace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +173,14 @@ def load(file: Path, needs_queries: bool = True) -> Pipeline:
 def build(pipeline: Pipeline, engine: Engine, spark: SparkSession) -> dict[str, QueryHandle]:
     """Register the streams, tables, queries and sinks of a pipeline with an engine."""
     for stream in pipeline.streams:
-        engine.stream(stream.name, read_stream(pipeline, stream, spark), ttl=stream.ttl, needed=stream.needed)
+        frame = read_stream(pipeline, stream, spark)
+        engine.stream(stream.name, frame, ttl=stream.ttl, needed=stream.needed, keep=stream.keep)
     for table in pipeline.tables:
         engine.table(table.name, read_table(pipeline, table, spark))
     handles = {}
     for query in pipeline.queries:
-        handle = engine.query(query.name, query.sql, output_mode=query.output_mode)
+        define = engine.replace if query.replace else engine.query
+        handle = define(query.name, query.sql, output_mode=query.output_mode, since=query.since)
         if query.sink is not None:
             kind, options = query.sink
             handle.sink(kind, **options)
@@ -217,7 +227,7 @@ def read_table(pipeline: Pipeline, table: TableSpec, spark: SparkSession) -> Dat
 
 
 def _stream(table: _Table, name: str) -> StreamSpec:
-    table.allow("format", "path", "schema", "options", "watermark", "ttl", "needed")
+    table.allow("format", "path", "schema", "options", "watermark", "ttl", "needed", "keep")
     kind = table.text("format", required=True) or ""
     by_file = kind.lower() in FILE_FORMATS
     watermark = table.text("watermark")
@@ -236,6 +246,7 @@ def _stream(table: _Table, name: str) -> StreamSpec:
         watermark=split,
         ttl=_ttl(table),
         needed=_needed(table),
+        keep=_one_of(table, "keep", KEEP) or "used",
     )
 
 
@@ -283,10 +294,11 @@ def _needed(table: _Table) -> str | None:
 
 
 def _query(table: _Table, name: str) -> QuerySpec:
-    table.allow("sql", "sql_file", "output_mode", "sink")
-    mode = table.text("output_mode")
-    if mode is not None and mode not in OUTPUT_MODES:
-        raise table.wrong("output_mode", f"one of: {', '.join(OUTPUT_MODES)}")
+    table.allow("sql", "sql_file", "output_mode", "sink", "since", "replace")
+    mode = _one_of(table, "output_mode", OUTPUT_MODES)
+    replaces = table.values.get("replace", False)
+    if not isinstance(replaces, bool):
+        raise table.wrong("replace", "true or false")
     if ("sql" in table.values) == ("sql_file" in table.values):
         raise PipelineError(
             "PIPELINE_MISSING", f"{table.where} needs either sql or sql_file", "give exactly one of them"
@@ -302,7 +314,15 @@ def _query(table: _Table, name: str) -> QuerySpec:
                 f"{table.where} sql_file {sql_file} cannot be read: {error}",
                 "give an existing text file",
             ) from None
-    return QuerySpec(name, sql, _sink(table.table("sink")) if "sink" in table.values else None, mode)
+    sink = _sink(table.table("sink")) if "sink" in table.values else None
+    return QuerySpec(name, sql, sink, mode, _one_of(table, "since", SINCE), replaces)
+
+
+def _one_of(table: _Table, key: str, known: tuple[str, ...]) -> str | None:
+    value = table.text(key)
+    if value is not None and value not in known:
+        raise table.wrong(key, f"one of: {', '.join(known)}")
+    return value
 
 
 def _sink(table: _Table) -> tuple[str, Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pyspark.errors import AnalysisException, ParseException
+from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
@@ -335,7 +335,7 @@ def _explained(known: list[str], sql: str) -> Iterator[None]:
     try:
         with _quiet():
             yield
-    except ParseException as error:
+    except (ParseException, IllegalArgumentException) as error:
         raise QueryError("SYNTAX", _first_line(error), hints.spelling(sql) or "correct the SQL text") from error
     except AnalysisException as error:
         raise _explain(error, known) from error
