@@ -227,5 +227,5 @@ def test_kill_9_anywhere_and_every_result_is_still_there_once(tmp_path: Path, po
     # What killed tasks wrote was never part of anything, and is gone.
     state = Path(report["state_dir"])
     assert sorted(str(p.relative_to(state)) for p in state.rglob("*.arrow")) == report["live"]
-    identity = json.loads((tmp_path / "checkpoint" / "plait.json").read_bytes().partition(b"\n")[2])["id"]
+    identity = json.loads((tmp_path / "checkpoint" / "plait.json").read_bytes())["id"]
     assert not list(Path(tempfile.gettempdir()).glob(f"plait-*-{identity}-*"))
