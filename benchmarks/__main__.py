@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks.jobs import exit_on_sigterm
 from benchmarks.options import Options
 from plait.errors import ConfigError
-from plait.runtime.java import require_java
+from plait.runtime.spark.java import require_java
 from plait.serve.cli import run_app
 
 OUT = Path("bench-out")

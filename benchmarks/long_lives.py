@@ -31,9 +31,9 @@ import plait
 from plait.query.expr import ColumnRef
 from plait.query.graph import Alias, Equality, JoinGraph, Output, Window
 from plait.query.relation import ColumnDef, Relation
-from plait.runtime.answers import LiveResults
-from plait.runtime.sinks import Noop
-from plait.share.reoptimise import Planner
+from plait.runtime.answers.answer import LiveResults
+from plait.runtime.driver.sinks import Noop
+from plait.share.replan import Planner
 from plait.testing import LocalEngine
 
 ROWS = 4

@@ -11,9 +11,9 @@ from pathlib import Path
 from plait.query.expr import ColumnRef
 from plait.query.graph import Alias, Equality, JoinGraph, Output
 from plait.query.relation import ColumnDef, Relation
-from plait.runtime.sinks import Noop
-from plait.runtime.work import Work
-from plait.share.reoptimise import Planner
+from plait.runtime.driver.sinks import Noop
+from plait.runtime.task.join_task import Work
+from plait.share.replan import Planner
 from plait.testing import Clock, LocalEngine
 
 QUERY = "q"

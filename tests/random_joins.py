@@ -32,9 +32,9 @@ from plait.query.expr import Call, ColumnRef, Expr, Literal
 from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output, Window
 from plait.query.plan import Plan
 from plait.query.relation import ColumnDef, Relation
-from plait.runtime.work import Work
+from plait.runtime.task.join_task import Work
 from plait.share.probe_trees import build_plan
-from plait.share.reoptimise import Planner
+from plait.share.replan import Planner
 from plait.testing import Clock, LocalEngine
 from tests.oracle import Bag, Oracle, bag
 
@@ -206,7 +206,7 @@ class Builder:
         return Query(graph, f"SELECT {select} FROM {', '.join(tables)} WHERE {' AND '.join(where)}")
 
     def _filter_twins(self) -> None:
-        """An alias carries an attribute once; a second column of it is a filter, as in `sql/graph_rules.py`."""
+        """An alias carries an attribute once; a second column of it is a filter, as in `sql/join/graph_rules.py`."""
         probe = JoinGraph("", tuple(Alias(a, r, None, ()) for a, r in self.aliases), tuple(self.equalities), ())
         for members in probe.attributes:
             for alias, _ in self.aliases:

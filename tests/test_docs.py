@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import plait
-from plait.runtime.sinks import KINDS
+from plait.runtime.driver.sinks import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src" / "plait"
@@ -139,7 +139,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 
 def test_every_key_of_a_progress_report_is_documented() -> None:
-    tree = ast.parse((SRC / "runtime" / "epoch.py").read_text())
+    tree = ast.parse((SRC / "runtime" / "driver" / "epoch.py").read_text())
     observe = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "observe")
     reports = [n for n in ast.walk(observe) if isinstance(n, ast.Dict)]
     report = max(reports, key=lambda n: len(n.keys))

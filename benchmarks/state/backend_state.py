@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from plait.kernels import I64, U64
 from plait.query.plan import HASH, IngestEdge
-from plait.runtime.hops import Span
-from plait.runtime.work import Work
-from plait.state.reader import Segment
-from plait.state.run import Found, MemoryRun, Run
-from plait.state.sets import Sets
-from plait.state.view import View
+from plait.runtime.task.join_task import Work
+from plait.runtime.task.prober import Span
+from plait.state.segments.filter_sets import Sets
+from plait.state.segments.run import Found, MemoryRun, Run
+from plait.state.segments.segment_reader import Segment
+from plait.state.segments.view import View
 
 KEYS_AT_ONCE = 4096
 """Number of keys that RocksDB looks up in one call; their values are held at the same time."""
@@ -45,7 +45,7 @@ class MemoryWork(Work):
     def merge(self) -> None:
         """Make this epoch's rows a part of the state."""
         from plait.kernels.runs import merge_order
-        from plait.state.columns import take_table
+        from plait.state.segments.columns import take_table
 
         for store, runs in self.current.items():
             kept = self.held.setdefault(store, [])

@@ -34,8 +34,8 @@ from benchmarks.without_spark import QUERY, bigint_relations, join_graph, local_
 from plait.config import Config
 from plait.query.expr import ColumnRef
 from plait.query.graph import JoinGraph
-from plait.runtime.work import Work
-from plait.share.reoptimise import Planner
+from plait.runtime.task.join_task import Work
+from plait.share.replan import Planner
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -68,7 +68,7 @@ class Told(Progress):
 def plait(job: StateJob, work: Path) -> float:
     """Run Plait with its state on disk, or on tmpfs (`state_dir`)."""
     import plait
-    from plait.runtime.session import SETTINGS
+    from plait.runtime.spark.session import SETTINGS
 
     options = SETTINGS["spark.driver.extraJavaOptions"].replace("-XX:+UseParallelGC", _resident(job.heap))
     more = {"spark.driver.extraJavaOptions": options}

@@ -6,7 +6,7 @@ A query's way (planning; plain Python, frozen data):
              → stats/ (what was observed, what is forecast) → order/ (one query)
              → share/ (many queries: what is stored: Layout; who probes what: Plan)
 
-A row's way (`runtime/epoch.py` holds it as one visible tuple of steps; an epoch is one micro-batch):
+A row's way (`runtime/driver/epoch.py` holds it as one visible tuple of steps; an epoch is one micro-batch):
 
     source → bucketise → exchange → append to its store → probe by the plan, hop by hop
            → materialise → commit (manifest) → sinks → replan → observe → next epoch's catalog, layout, plan
@@ -30,8 +30,8 @@ from plait.errors import (
 )
 from plait.queries import QueryHandle
 from plait.run import Run
-from plait.runtime.session import session
-from plait.runtime.state_frame import read_state
+from plait.runtime.answers.state_frame import read_state
+from plait.runtime.spark.session import session
 
 __version__ = "0.1.0"
 

@@ -21,11 +21,11 @@ from plait.query.plan import watermark_ms
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.probe_trees import FirstLook
-from plait.share.reoptimise import Planner
+from plait.share.replan import Planner
 from plait.share.retention import keep_us, with_ttls
-from plait.state import catalogs
-from plait.state.checkpoint import Checkpoint
-from plait.state.manifest import LiveState
+from plait.state.log import catalog_versions as catalogs
+from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.manifest import LiveState
 
 
 @dataclass(frozen=True)

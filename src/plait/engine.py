@@ -27,25 +27,25 @@ from plait.query.layout import Layout
 from plait.query.plan import Plan
 from plait.query.relation import Relation
 from plait.run import Run, guarded
-from plait.runtime.answers import Answer, LiveResults, Sources
-from plait.runtime.answers import output_mode as choose_mode
-from plait.runtime.bucketise import bucketised
-from plait.runtime.deliver import catch_up, deliver_joined
-from plait.runtime.epoch import Driver, refuse_gap
-from plait.runtime.failures import translated
-from plait.runtime.rows import ResultRows
-from plait.runtime.session import forget_origins
-from plait.runtime.sinks import Keep, Sink, make_sink
-from plait.runtime.source_log import can_change_streams, choose_sources, refuse_fixed
-from plait.runtime.stopping import Stopping
-from plait.runtime.verified import forget_verified, verified_dir
-from plait.share.reoptimise import Planner
+from plait.runtime.answers.answer import Answer, LiveResults, Sources
+from plait.runtime.answers.answer import output_mode as choose_mode
+from plait.runtime.answers.result_reader import ResultRows
+from plait.runtime.driver.deliver import catch_up, deliver_joined
+from plait.runtime.driver.epoch import Driver, refuse_gap
+from plait.runtime.driver.sinks import Keep, Sink, make_sink
+from plait.runtime.driver.source_log import can_change_streams, choose_sources, refuse_fixed
+from plait.runtime.driver.stopping import Stopping
+from plait.runtime.driver.verified import forget_verified, verified_dir
+from plait.runtime.spark.failures import translated
+from plait.runtime.spark.session import forget_origins
+from plait.runtime.task.bucketise import bucketised
+from plait.share.replan import Planner
 from plait.share.retention import final_us, with_ttls
-from plait.sql.catalyst import ReadQuery, read_query, relation_of, table_of
-from plait.sql.residual import Residual, only_aggregate
-from plait.state import catalogs
-from plait.state.checkpoint import Checkpoint
-from plait.state.manifest import LiveState, Manifest, modernised
+from plait.sql.answer.residual import Residual, only_aggregate
+from plait.sql.catalyst.read_query import ReadQuery, read_query, relation_of, table_of
+from plait.state.log import catalog_versions as catalogs
+from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.manifest import LiveState, Manifest, modernised
 
 KEEP = ("used", "all")
 SINCE = ("now", "state", "new")

@@ -13,7 +13,7 @@ from plait.query.plan import Node, Plan, ProbeTree, Store
 from plait.query.relation import Relation
 
 if TYPE_CHECKING:
-    from plait.sql.catalyst import ReadQuery
+    from plait.sql.catalyst.read_query import ReadQuery
 
 FORMATS = ("text", "json", "dot")
 

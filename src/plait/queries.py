@@ -15,12 +15,12 @@ from plait.errors import QueryError
 from plait.query.graph import JoinGraph
 from plait.query.layout import shown
 from plait.query.plan import Plan
-from plait.runtime.answers import Answer, LiveResults
-from plait.runtime.epoch import refuse_gap
-from plait.runtime.rows import ResultRows
-from plait.runtime.sinks import Keep, Sink, make_sink, refuse_appending
-from plait.sql.catalyst import ReadQuery
-from plait.state.checkpoint import Checkpoint
+from plait.runtime.answers.answer import Answer, LiveResults
+from plait.runtime.answers.result_reader import ResultRows
+from plait.runtime.driver.epoch import refuse_gap
+from plait.runtime.driver.sinks import Keep, Sink, make_sink, refuse_appending
+from plait.sql.catalyst.read_query import ReadQuery
+from plait.state.log.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from plait.engine import Engine

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from plait.errors import PlaitError
-from plait.runtime.epoch import Driver, run_epoch
-from plait.runtime.failures import translated
-from plait.runtime.stopping import Stopping
+from plait.runtime.driver.epoch import Driver, run_epoch
+from plait.runtime.driver.stopping import Stopping
+from plait.runtime.spark.failures import translated
 
 
 class Run:

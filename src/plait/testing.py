@@ -31,22 +31,22 @@ from plait.config import Config
 from plait.engine import Engine
 from plait.query.expr import Expr
 from plait.query.plan import NEEDED, Input, Plan, mask_columns
-from plait.runtime import commit as commits
-from plait.runtime.answers import LiveResults, Sources
-from plait.runtime.bucketise import PROPERTY, EpochParameters, buckets
-from plait.runtime.deliver import deliver
-from plait.runtime.epoch import Changes, Driver, Epoch, Planner, commit, observe, prepare, replan
-from plait.runtime.exchange import DESCRIPTOR, Outbox
-from plait.runtime.result_merge import merge_results
-from plait.runtime.rows import ResultRows
-from plait.runtime.sinks import Keep
-from plait.runtime.task import every_hop, first_hop, later_hop
-from plait.runtime.work import EpochTask, Work
-from plait.state.checkpoint import Checkpoint
-from plait.state.evaluate import holds
-from plait.state.manifest import LiveState
-from plait.state.reader import open_segment
-from plait.state.sets import packed
+from plait.runtime.answers.answer import LiveResults, Sources
+from plait.runtime.answers.result_reader import ResultRows
+from plait.runtime.driver import commit as commits
+from plait.runtime.driver.deliver import deliver
+from plait.runtime.driver.epoch import Changes, Driver, Epoch, Planner, commit, observe, prepare, replan
+from plait.runtime.driver.result_merge import merge_results
+from plait.runtime.driver.sinks import Keep
+from plait.runtime.task.bucketise import PROPERTY, EpochParameters, buckets
+from plait.runtime.task.exchange import DESCRIPTOR, Outbox
+from plait.runtime.task.hops import every_hop, first_hop, later_hop
+from plait.runtime.task.join_task import EpochTask, Work
+from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.manifest import LiveState
+from plait.state.segments.evaluate import holds
+from plait.state.segments.filter_sets import packed
+from plait.state.segments.segment_reader import open_segment
 
 _FIRST_FILE = 1_600_000_000
 """Modification time of a scripted stream's first file; each further one is a second younger."""

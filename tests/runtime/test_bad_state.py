@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, PlaitError, StorageError
 from plait.serve.state_cli import app
-from plait.share.reoptimise import Planner
-from plait.state import reader
-from plait.state.cache import CACHE
-from plait.state.checkpoint import Checkpoint
-from plait.state.compact import compact
-from plait.state.inspect import Inspection
-from plait.state.segment import SegmentInfo
+from plait.share.replan import Planner
+from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.compact import compact
+from plait.state.log.inspect import Inspection
+from plait.state.segments import segment_reader as reader
+from plait.state.segments.block_cache import CACHE
+from plait.state.segments.segment import SegmentInfo
 from plait.testing import Clock, LocalEngine
 from tests.runtime.test_state_property import Life, arrivals
 from tests.share.streams import joined, streams

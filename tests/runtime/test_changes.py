@@ -17,9 +17,9 @@ from plait.config import Config
 from plait.query.expr import Call, ColumnRef, Literal
 from plait.query.graph import Alias, Equality, JoinGraph, Output, Window
 from plait.query.relation import ColumnDef, Relation
-from plait.runtime.sinks import Keep
-from plait.state import catalogs
-from plait.state.checkpoint import Checkpoint
+from plait.runtime.driver.sinks import Keep
+from plait.state.log import catalog_versions as catalogs
+from plait.state.log.checkpoint import Checkpoint
 from plait.testing import Clock, LocalEngine
 
 COLUMNS = (("id", "bigint"), ("k", "int"), ("j", "int"), ("f", "int"), ("ts", "timestamp"))

@@ -26,9 +26,9 @@ from plait.config import Config
 from plait.query.expr import Expr
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
-from plait.runtime.sinks import Keep
-from plait.state import catalogs
-from plait.state.checkpoint import Checkpoint
+from plait.runtime.driver.sinks import Keep
+from plait.state.log import catalog_versions as catalogs
+from plait.state.log.checkpoint import Checkpoint
 from plait.testing import Clock, LocalEngine
 from tests.oracle import Bag, Oracle, bag
 from tests.random_joins import START, Case, cases, stamped

@@ -8,7 +8,7 @@ import sys
 
 SCRIPT = """
 import socket
-from plait.runtime import daemon
+from plait.runtime.spark import daemon
 
 ours, theirs = socket.socketpair()
 theirs.close()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from plait.config import KEY_GROUPS
 from plait.kernels.hashing import owner
 from plait.query.plan import HASH
-from plait.runtime import exchange
-from plait.runtime.exchange import DESCRIPTOR, Inbox, Outbox, encode
+from plait.runtime.task import exchange
+from plait.runtime.task.exchange import DESCRIPTOR, Inbox, Outbox, encode
 
 QUICK = settings(deadline=None, derandomize=True, database=None, max_examples=50)
 VALUE = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from((0, 1, 1 << 54, (1 << 54) - 1, 2**63, 2**64 - 1)))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from plait.errors import CorruptionError, PlaitError, QueryError, SourceError, StorageError
-from plait.runtime.failures import sink_failed, translated
+from plait.runtime.spark.failures import sink_failed, translated
 
 WORKER = """Job aborted due to stage failure: Task 1 in stage 7.0 failed 3 times, most recent failure: Lost task 1.2 \
 in stage 7.0 (TID 31) (localhost executor driver): org.apache.spark.api.python.PythonException: \
 Traceback (most recent call last):
-  File "/x/plait/runtime/task.py", line 174, in runs
+  File "/x/plait/runtime/task/hops.py", line 174, in runs
     self._opened[step.store] = [self._open(info) for info in mine]
-  File "/x/plait/state/segment.py", line 203, in _map
+  File "/x/plait/state/segments/segment.py", line 203, in _map
     raise CorruptionError("SEGMENT_CORRUPT", f"the bytes of segment {full} are not those committed", RESTORE)
 plait.errors.CorruptionError: [SEGMENT_CORRUPT] the bytes of segment /s/ab/cd.arrow are not those committed \
 — restore the file from a backup, or restart from an earlier copy of the checkpoint

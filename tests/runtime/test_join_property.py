@@ -24,7 +24,7 @@ from plait.query.graph import Equality, Window
 from plait.query.plan import Node, Plan
 from plait.query.relation import Relation
 from plait.share.probe_trees import build_plan
-from plait.state import keys
+from plait.state.segments import keys
 from plait.testing import Clock, LocalEngine, state_tables
 from tests.oracle import rows_of
 from tests.random_joins import (
@@ -102,7 +102,7 @@ def test_different_keys_with_one_hash_never_match(two_bit_hashes: None, case: Ca
 def test_without_comparing_keys_collisions_would_give_wrong_results(
     two_bit_hashes: None, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("plait.runtime.hops.same_keys", lambda left, rows, *_: np.ones(len(rows), np.bool_))
+    monkeypatch.setattr("plait.runtime.task.prober.same_keys", lambda left, rows, *_: np.ones(len(rows), np.bool_))
     assert is_wrong(star(3, kind), lambda plan: plan)
 
 

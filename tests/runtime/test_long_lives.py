@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plait.config import Config
-from plait.runtime import result_merge
-from plait.runtime.answers import LiveResults
-from plait.runtime.result_merge import FAN_IN, FULL_BYTES, MOST_BYTES, choose
-from plait.runtime.sinks import Keep, Memory, Noop
-from plait.share.reoptimise import Planner
-from plait.state.files import LocalFiles
-from plait.state.inspect import Inspection
-from plait.state.manifest import ManifestLog, ResultFile, manifest_name
+from plait.runtime.answers.answer import LiveResults
+from plait.runtime.driver import result_merge
+from plait.runtime.driver.result_merge import FAN_IN, FULL_BYTES, MOST_BYTES, choose
+from plait.runtime.driver.sinks import Keep, Memory, Noop
+from plait.share.replan import Planner
+from plait.state.files.storage import LocalFiles
+from plait.state.log.inspect import Inspection
+from plait.state.log.manifest import ManifestLog, ResultFile, manifest_name
 from plait.testing import LocalEngine
 from tests.share.streams import joined, rows, streams
 from tests.state.test_manifest import manifest, of_format_3

@@ -12,13 +12,13 @@ import pytest
 
 from plait.config import Config
 from plait.errors import CheckpointError, StorageError
-from plait.runtime import commit as commits
-from plait.runtime import sinks as module
-from plait.runtime.sinks import PARQUET_OWNER, Parquet
-from plait.state.checkpoint import Checkpoint
-from plait.state.files import put_if_absent
-from plait.state.manifest import ResultFile
-from plait.state.owner import Owner, owner_of
+from plait.runtime.driver import commit as commits
+from plait.runtime.driver import sinks as module
+from plait.runtime.driver.sinks import PARQUET_OWNER, Parquet
+from plait.state.files.owner import Owner, owner_of
+from plait.state.files.storage import put_if_absent
+from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.manifest import ResultFile
 from tests.state.test_manifest import manifest
 
 CONFIG = Config(sync=False)

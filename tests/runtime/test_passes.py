@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from plait.config import Config
 from plait.kernels import U64
 from plait.query.plan import HASH
-from plait.runtime.passes import Passes, Reads, arriving, passes_for, reads_at
-from plait.share.reoptimise import Planner
-from plait.state import deep
-from plait.state.segment import SegmentInfo
+from plait.runtime.task.passes import Passes, Reads, arriving, passes_for, reads_at
+from plait.share.replan import Planner
+from plait.state.segments import block_segment as deep
+from plait.state.segments.segment import SegmentInfo
 from tests.share.streams import joined, streams
 
 HASHES = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1)), max_size=40).map(sorted)

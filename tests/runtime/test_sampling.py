@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from plait.config import KEY_GROUPS
 from plait.query.plan import MASK, Filter
-from plait.runtime.sampling import KEYS, front, key_count, passing, sampled, smallest
-from plait.state.run import MemoryRun
-from plait.state.sets import Sets
-from plait.state.view import View
+from plait.runtime.task.sampling import KEYS, front, key_count, passing, sampled, smallest
+from plait.state.segments.filter_sets import Sets
+from plait.state.segments.run import MemoryRun
+from plait.state.segments.view import View
 
 QUICK = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 

@@ -20,15 +20,15 @@ from typer.testing import CliRunner
 
 from plait.errors import CheckpointError, CorruptionError, StorageError
 from plait.serve.state_cli import app
-from plait.state.cache import CACHE
-from plait.state.checkpoint import Checkpoint, collect_garbage
-from plait.state.compact import compact
-from plait.state.home import SegmentHome
-from plait.state.inspect import Inspection
-from plait.state.manifest import manifest_name
-from plait.state.reader import open_segment
-from plait.state.remote import RemoteFiles
-from plait.state.segment import SegmentInfo, write_segment, writing
+from plait.state.files.remote import RemoteFiles
+from plait.state.files.segment_home import SegmentHome
+from plait.state.log.checkpoint import Checkpoint, collect_garbage
+from plait.state.log.compact import compact
+from plait.state.log.inspect import Inspection
+from plait.state.log.manifest import manifest_name
+from plait.state.segments.block_cache import CACHE
+from plait.state.segments.segment import SegmentInfo, write_segment, writing
+from plait.state.segments.segment_reader import open_segment
 from plait.testing import LocalEngine
 from tests.runtime.test_state_property import Life
 from tests.state.rows import store

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.errors import StorageError
-from plait.runtime.spill import Spill
+from plait.runtime.task.spill import Spill
 
 
 @given(st.lists(st.binary(min_size=1, max_size=100), min_size=1))
@@ -75,7 +75,7 @@ def test_a_local_directory_that_is_gone_is_reported(tmp_path: Path, monkeypatch:
 FULL = """
     import resource, sys
     from plait.errors import StorageError
-    from plait.runtime.spill import Spill
+    from plait.runtime.task.spill import Spill
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
     spill = Spill()
     try:

@@ -20,13 +20,18 @@ from plait.order.orders import fixed
 from plait.query.graph import Equality, Window
 from plait.query.plan import Plan
 from plait.query.relation import Relation
-from plait.runtime import epoch, hops, task, work
-from plait.runtime.passes import Passes, Reads
+from plait.runtime.driver import epoch
+from plait.runtime.task import hops as task
+from plait.runtime.task import join_task as work
+from plait.runtime.task import prober as hops
+from plait.runtime.task.passes import Passes, Reads
 from plait.share.probe_trees import build_plan
-from plait.share.reoptimise import Planner
-from plait.state import deep, reader, tiers
-from plait.state.inspect import Inspection
-from plait.state.manifest import LiveState
+from plait.share.replan import Planner
+from plait.state.log.inspect import Inspection
+from plait.state.log.manifest import LiveState
+from plait.state.segments import block_segment as deep
+from plait.state.segments import segment_reader as reader
+from plait.state.segments import tiers
 from plait.testing import LocalEngine, state_tables
 from tests.random_joins import ARROW, SECOND, START, Builder, Case, cases, check_case
 from tests.share.streams import joined, streams
@@ -48,7 +53,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "SEGMENT_BYTES", 700)
     monkeypatch.setattr(deep, "BLOCK_BYTES", 300)
     monkeypatch.setattr(work, "PART_BYTES", 1)
-    monkeypatch.setattr("plait.runtime.epoch._IDLE_MERGE_SECONDS", 0.0)
+    monkeypatch.setattr("plait.runtime.driver.epoch._IDLE_MERGE_SECONDS", 0.0)
 
 
 @pytest.fixture

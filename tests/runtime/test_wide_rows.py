@@ -9,16 +9,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from plait.config import Config
-from plait.runtime import bucketise, rows
-from plait.runtime.answers import mergeable
-from plait.runtime.batches import BATCH_BYTES, LIMIT, UNLIMITED, Batches
-from plait.runtime.bucketise import EpochParameters, buckets
-from plait.runtime.exchange import decode
-from plait.runtime.results import ResultWriter
-from plait.runtime.rows import SMALL_BYTES
-from plait.runtime.session import SETTINGS
-from plait.share.reoptimise import Planner
-from plait.state.files import LocalFiles
+from plait.runtime.answers import result_reader as rows
+from plait.runtime.answers.answer import mergeable
+from plait.runtime.answers.result_reader import SMALL_BYTES
+from plait.runtime.driver.batch_sizes import BATCH_BYTES, LIMIT, UNLIMITED, Batches
+from plait.runtime.spark.session import SETTINGS
+from plait.runtime.task import bucketise
+from plait.runtime.task.bucketise import EpochParameters, buckets
+from plait.runtime.task.exchange import decode
+from plait.runtime.task.result_writer import ResultWriter
+from plait.share.replan import Planner
+from plait.state.files.storage import LocalFiles
 from tests.share.streams import joined, streams
 
 WIDE = "x" * 100_000

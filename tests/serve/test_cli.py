@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from plait.errors import PipelineError
-from plait.runtime import java
+from plait.runtime.spark import java
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.runtime import java
+from plait.runtime.spark import java
 from tests.serve.test_cli import ROOT, fake_java
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -28,11 +28,11 @@ import pytest
 from pyspark.sql import types as T
 
 from plait.errors import QueryError
-from plait.runtime.answers import MODES
+from plait.runtime.answers.answer import MODES
 from plait.serve.pipeline import OUTPUT_MODES
-from plait.serve.sql_prompt import state_folder
-from plait.serve.sql_rows import RowWriter, converters
-from plait.serve.sql_statements import Statement, ends_itself, parse, split, statements
+from plait.serve.prompt.sql_prompt import state_folder
+from plait.serve.prompt.sql_rows import RowWriter, converters
+from plait.serve.prompt.sql_statements import Statement, ends_itself, parse, split, statements
 from tests.serve.test_cli import plait
 
 # --- statements

@@ -19,8 +19,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.runtime import epoch as epochs
-from plait.runtime.results import results_folder
+from plait.runtime.driver import epoch as epochs
+from plait.runtime.task.result_writer import results_folder
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import Bag, bag, batch_join
 
@@ -136,7 +136,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, point: str, epoch: int) -> None:
         if (here, number) == (point, epoch):
             raise DiedError(point)
 
-    monkeypatch.setattr("plait.runtime.commit.reached", reached)
+    monkeypatch.setattr("plait.runtime.driver.commit.reached", reached)
 
 
 def main(home: Path) -> None:

@@ -23,10 +23,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.errors import RecomputationWarning
-from plait.query.narrowing import Narrowing
-from plait.query.partners import Partners
-from plait.runtime import answers
-from plait.sql.residual import Source
+from plait.query.group_filter import Narrowing
+from plait.query.semi_join import Partners
+from plait.runtime.answers import answer as answers
+from plait.sql.answer.residual import Source
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import Oracle, plain
 from tests.spark.pair import SQL, Pair, told

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.runtime import answers
+from plait.runtime.answers import answer as answers
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import Oracle
 from tests.spark.pair import told

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.errors import QueryError, StreamError
-from plait.runtime.epoch import Driver
+from plait.runtime.driver.epoch import Driver
 from plait.testing import Clock, ScriptedStream, run_epochs
 from tests.oracle import Bag, Oracle, bag
 from tests.spark.pair import told

@@ -12,8 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import plait
-from plait.runtime import result_merge, rows
-from plait.state.manifest import ResultFile
+from plait.runtime.answers import result_reader as rows
+from plait.runtime.driver import result_merge
+from plait.state.log.manifest import ResultFile
 from plait.testing import ScriptedStream, run_epochs
 from tests.golden import EPOCHS, Golden, restored
 from tests.oracle import bag, batch_join

@@ -14,9 +14,24 @@ from pyspark.sql import functions as F
 import plait
 from plait.config import Config
 from plait.errors import CheckpointError, PlaitError, StreamError
-from plait.runtime.named_sources import EVOLUTION, named, renamed, source_names, starting, supports_names, unnamed
-from plait.runtime.source_log import FILE, SourceNames, can_change_streams, choose_sources, recorded, refuse_fixed
-from plait.state.checkpoint import Checkpoint
+from plait.runtime.driver.named_sources import (
+    EVOLUTION,
+    named,
+    renamed,
+    source_names,
+    starting,
+    supports_names,
+    unnamed,
+)
+from plait.runtime.driver.source_log import (
+    FILE,
+    SourceNames,
+    can_change_streams,
+    choose_sources,
+    recorded,
+    refuse_fixed,
+)
+from plait.state.log.checkpoint import Checkpoint
 from plait.testing import ScriptedStream, run_epochs
 from tests.golden import EPOCHS, Golden, restored
 from tests.oracle import bag, batch_join

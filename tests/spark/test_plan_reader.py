@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 from benchmarks.reading import QUERIES, STREAMS, counted
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
-from plait.sql.catalyst import read_graph
-from plait.sql.logical import logical_of
-from plait.sql.plan_reader import UNKNOWN
+from plait.sql.catalyst.logical import logical_of
+from plait.sql.catalyst.plan_reader import UNKNOWN
+from plait.sql.catalyst.read_query import read_graph
 
 pytestmark = pytest.mark.spark
 

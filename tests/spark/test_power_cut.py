@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.runtime import commit as commits
-from plait.runtime import epoch as epochs
-from plait.runtime.offsets import same_source, source_digest
-from plait.state.files import LocalFiles
+from plait.runtime.driver import commit as commits
+from plait.runtime.driver import epoch as epochs
+from plait.runtime.driver.offsets import same_source, source_digest
+from plait.state.files.storage import LocalFiles
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import bag, batch_join
 from tests.spark.pair import Pair

@@ -50,7 +50,7 @@ def test_a_different_number_of_tasks_and_order_of_streams_continue_exactly(spark
 def test_a_second_driver_is_refused_while_the_first_lives(made: Pair, tmp_path: Path) -> None:
     pair = made.copy(tmp_path)
     hold = (
-        "import sys, time; from plait.config import Config; from plait.state.checkpoint import Checkpoint\n"
+        "import sys, time; from plait.config import Config; from plait.state.log.checkpoint import Checkpoint\n"
         "held = Checkpoint(sys.argv[1], Config()).open(); print('held', flush=True); time.sleep(1000)"
     )
     first = subprocess.Popen([sys.executable, "-c", hold, str(pair.checkpoint)], stdout=subprocess.PIPE, text=True)

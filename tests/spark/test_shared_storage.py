@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import plait
-from plait.state.inspect import Inspection
+from plait.state.log.inspect import Inspection
 from plait.testing import run_epochs
 from tests.oracle import bag, batch_join
 from tests.spark.pair import SQL, Pair

@@ -196,7 +196,7 @@ def command(process: psutil.Process) -> list[str]:
 
 def test_a_worker_that_dies_of_a_bad_pointer_is_replaced(home: Path, running: Piped) -> None:
     tree = psutil.Process(running.process.pid).children(recursive=True)
-    daemons = [p for p in tree if "plait.runtime.daemon" in command(p)]
+    daemons = [p for p in tree if "plait.runtime.spark.daemon" in command(p)]
     # The first of them makes the others.
     workers = [p for p in daemons if p.ppid() in {d.pid for d in daemons}]
     assert workers, [command(p) for p in tree]

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.runtime.epoch import Driver
+from plait.runtime.driver.epoch import Driver
 from plait.testing import Clock, ScriptedStream, run_epochs
 from tests.oracle import Bag, bag, batch_join
 from tests.spark.test_queries import epoch_bags

@@ -22,13 +22,13 @@ from benchmarks.tpch.queries import QUERIES, SCHEMAS
 from plait.errors import PlaitError
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
-from plait.sql import catalyst
-from plait.sql.catalyst import ReadQuery, read_query
-from plait.sql.convert import drawn, left_binary
-from plait.sql.logical import logical_of
-from plait.sql.multiway import MULTI_JOIN, PlanNode, get_ordered_nodes, two_step_convert
-from plait.sql.residual import Source
-from tests.spark.test_catalyst import relations, schemas
+from plait.sql.answer.convert import drawn, left_binary
+from plait.sql.answer.residual import Source
+from plait.sql.catalyst import read_query as catalyst
+from plait.sql.catalyst.logical import logical_of
+from plait.sql.catalyst.read_query import ReadQuery, read_query
+from plait.sql.join.multiway import MULTI_JOIN, PlanNode, get_ordered_nodes, two_step_convert
+from tests.spark.test_read_query import relations, schemas
 
 pytestmark = pytest.mark.spark
 

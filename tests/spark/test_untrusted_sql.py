@@ -16,10 +16,10 @@ import plait
 from plait.config import Config
 from plait.errors import PlaitError, StreamError
 from plait.serve.pipeline import Pipeline, TableSpec
-from plait.serve.sql_prompt import Interrupts
-from plait.serve.sql_session import Session, Settings
-from plait.serve.sql_statements import Statement
-from plait.sql.catalyst import relation_of
+from plait.serve.prompt.sql_prompt import Interrupts
+from plait.serve.prompt.sql_session import Session, Settings
+from plait.serve.prompt.sql_statements import Statement
+from plait.sql.catalyst.read_query import relation_of
 from tests.spark.pair import told
 
 pytestmark = pytest.mark.spark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.errors import QueryError
-from plait.sql.column_types import refuse_type
+from plait.sql.join.column_types import refuse_type
 
 
 @pytest.mark.parametrize("kind", ["int", "decimal(10,2)", "map<string,array<date>>", "struct<time:int,void:bigint>"])

@@ -8,7 +8,7 @@ from plait.errors import QueryError
 from plait.query.expr import Call, ColumnRef, Expr, Literal
 from plait.query.graph import Window
 from plait.query.relation import Relation
-from plait.sql.windows import Bound, is_window, merge, read_bound, refuse_missing_watermarks
+from plait.sql.join.windows import Bound, is_window, merge, read_bound, refuse_missing_watermarks
 
 A = ColumnRef("a", "ts", "timestamp")
 B = ColumnRef("b", "ts", "timestamp")

@@ -13,12 +13,12 @@ import pyarrow as pa
 from plait.query.graph import is_exact_key
 from plait.query.plan import ARRIVED, MASK, Key, Store
 from plait.query.relation import ColumnDef
-from plait.state.checkpoint import Checkpoint
-from plait.state.deep import writing_deep
-from plait.state.home import SegmentHome
-from plait.state.keys import hash_key
-from plait.state.manifest import seal
-from plait.state.segment import SegmentInfo, new_run, write_segment
+from plait.state.files.segment_home import SegmentHome
+from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.manifest import seal
+from plait.state.segments.block_segment import writing_deep
+from plait.state.segments.keys import hash_key
+from plait.state.segments.segment import SegmentInfo, new_run, write_segment
 
 UTC = datetime.UTC
 DAY = datetime.date(2024, 2, 29)

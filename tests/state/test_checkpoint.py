@@ -14,12 +14,12 @@ import pytest
 
 from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, StorageError
-from plait.state import files as module
-from plait.state.checkpoint import Checkpoint, collect_garbage
-from plait.state.files import TEMPORARY, LocalFiles, put_if_absent
-from plait.state.manifest import FORMAT, LiveState
-from plait.state.places import local_path
-from plait.state.segment import SegmentInfo
+from plait.state.files import storage as module
+from plait.state.files.places import local_path
+from plait.state.files.storage import TEMPORARY, LocalFiles, put_if_absent
+from plait.state.log.checkpoint import Checkpoint, collect_garbage
+from plait.state.log.manifest import FORMAT, LiveState
+from plait.state.segments.segment import SegmentInfo
 from tests.state.rows import put_old_catalog, store, write
 from tests.state.test_manifest import manifest
 
@@ -155,7 +155,7 @@ def test_a_second_driver_in_one_process_is_refused(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from plait.config import Config
-from plait.state.checkpoint import Checkpoint
+from plait.state.log.checkpoint import Checkpoint
 with Checkpoint(sys.argv[1], Config(sync=False)) as it:
     print(it.token, flush=True)
     sys.stdin.readline()

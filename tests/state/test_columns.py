@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from plait.state.columns import from_raw, gather, in_utc, raw, single, take, take_table
+from plait.state.segments.columns import from_raw, gather, in_utc, raw, single, take, take_table
 
 ARRAYS = {
     "int8": pa.array([1, -2, 3, 4, 5], pa.int8()),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.query.expr import Call, ColumnRef, Expr, Literal
-from plait.state.evaluate import _value, holds
+from plait.state.segments.evaluate import _value, holds
 from tests.oracle import plain
 
 NAN = float("nan")

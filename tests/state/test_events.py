@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from plait.state.events import BEFORE, CURRENT, add_event, events
-from plait.state.files import LocalFiles
+from plait.state.files.storage import LocalFiles
+from plait.state.log.events import BEFORE, CURRENT, add_event, events
 
 
 def test_events_come_back_in_order_and_at_most_twice_the_limit_is_kept(tmp_path: Path) -> None:

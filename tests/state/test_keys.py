@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.kernels.hashing import mix64
-from plait.state.keys import hash_key, homogeneous, null_rows, same_keys
+from plait.state.segments.keys import hash_key, homogeneous, null_rows, same_keys
 from tests.state.rows import KEYS, key, sorted_rows
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from plait.errors import CheckpointError, CorruptionError, StorageError
-from plait.state.files import LocalFiles, put_if_absent
-from plait.state.manifest import (
+from plait.state.files.storage import LocalFiles, put_if_absent
+from plait.state.log.manifest import (
     FORMAT,
     LOG,
     LiveState,
@@ -25,7 +25,7 @@ from plait.state.manifest import (
     results_after,
     seal,
 )
-from plait.state.segment import SegmentInfo
+from plait.state.segments.segment import SegmentInfo
 from tests.state.rows import info
 
 

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.plan import ARRIVED, Store
-from plait.state import deep, tiers
-from plait.state.home import SegmentHome
-from plait.state.manifest import LiveState, Manifest
-from plait.state.reader import open_segment
-from plait.state.segment import SegmentInfo, new_run, write_segment
-from plait.state.tiers import Merge, Merged, choose_merges, live_rows, merge_some
+from plait.state.files.segment_home import SegmentHome
+from plait.state.log.manifest import LiveState, Manifest
+from plait.state.segments import block_segment as deep
+from plait.state.segments import tiers
+from plait.state.segments.segment import SegmentInfo, new_run, write_segment
+from plait.state.segments.segment_reader import open_segment
+from plait.state.segments.tiers import Merge, Merged, choose_merges, live_rows, merge_some
 from tests.state.rows import key, store, write
 from tests.state.test_manifest import manifest
 

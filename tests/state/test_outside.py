@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError
-from plait.runtime.results import ResultWriter
+from plait.runtime.task.result_writer import ResultWriter
 from plait.serve.cli import app
-from plait.share.reoptimise import Planner
-from plait.state.checkpoint import Checkpoint
-from plait.state.files import Files, LocalFiles, inside
-from plait.state.home import SegmentHome
-from plait.state.manifest import Manifest, ResultFile, seal
-from plait.state.places import place
-from plait.state.segment import SegmentInfo
+from plait.share.replan import Planner
+from plait.state.files.places import place
+from plait.state.files.segment_home import SegmentHome
+from plait.state.files.storage import Files, LocalFiles, inside
+from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.manifest import Manifest, ResultFile, seal
+from plait.state.segments.segment import SegmentInfo
 from plait.testing import LocalEngine
 from tests.share.streams import joined, rows, streams
 from tests.state.rows import info
@@ -152,7 +152,7 @@ def test_nothing_is_written_or_deleted_through_a_link(made: Path, tmp_path: Path
 def test_a_link_in_place_of_a_query_s_folder_takes_no_results(tmp_path: Path) -> None:
     import pyarrow as pa
 
-    from plait.runtime.results import results_folder
+    from plait.runtime.task.result_writer import results_folder
 
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -14,11 +14,11 @@ from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError
 from plait.query.graph import JoinGraph
 from plait.serve.cli import app
-from plait.share.reoptimise import Planner
-from plait.state import owner as module
-from plait.state.checkpoint import OWNER, OWNER_LOCK, Checkpoint, collect_garbage
-from plait.state.inspect import Inspection
-from plait.state.owner import owner_of
+from plait.share.replan import Planner
+from plait.state.files import owner as module
+from plait.state.files.owner import owner_of
+from plait.state.log.checkpoint import OWNER, OWNER_LOCK, Checkpoint, collect_garbage
+from plait.state.log.inspect import Inspection
 from plait.testing import LocalEngine, state_tables
 from tests.share.streams import joined, rows, streams
 from tests.webhdfs import WebHdfs

@@ -13,12 +13,12 @@ import pytest
 
 from plait.config import Config
 from plait.errors import CheckpointError, StorageError
-from plait.runtime import verified
-from plait.share.reoptimise import Planner
-from plait.state import reader
-from plait.state.checkpoint import Checkpoint
-from plait.state.home import SegmentHome
-from plait.state.reader import open_segment
+from plait.runtime.driver import verified
+from plait.share.replan import Planner
+from plait.state.files.segment_home import SegmentHome
+from plait.state.log.checkpoint import Checkpoint
+from plait.state.segments import segment_reader as reader
+from plait.state.segments.segment_reader import open_segment
 from plait.testing import LocalEngine
 from tests.share.streams import joined, rows, streams
 from tests.state.rows import store, write

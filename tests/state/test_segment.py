@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 
 from plait.errors import CorruptionError, StorageError
-from plait.state import reader
-from plait.state.home import SegmentHome
-from plait.state.reader import open_segment
-from plait.state.run import MemoryRun
-from plait.state.segment import SegmentInfo, write_segment
+from plait.state.files.segment_home import SegmentHome
+from plait.state.segments import segment_reader as reader
+from plait.state.segments.run import MemoryRun
+from plait.state.segments.segment import SegmentInfo, write_segment
+from plait.state.segments.segment_reader import open_segment
 from tests.state.rows import MOMENT, everything, sorted_rows, store, write, write_deep
 
 

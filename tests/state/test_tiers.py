@@ -20,8 +20,8 @@ from plait.query.graph import Alias, Equality, JoinGraph, Output
 from plait.query.plan import ARRIVED
 from plait.query.relation import ColumnDef, Relation
 from plait.share.probe_trees import build_plan
-from plait.state.segment import SegmentInfo
-from plait.state.tiers import Merge, choose_merges, expired, lane, live_rows, runs_per_lookup
+from plait.state.segments.segment import SegmentInfo
+from plait.state.segments.tiers import Merge, choose_merges, expired, lane, live_rows, runs_per_lookup
 from plait.testing import LocalEngine
 from tests.state.rows import info, store
 

@@ -1,7 +1,7 @@
 """The catalog: which streams, tables and queries live on a checkpoint, and the layout that serves them, at one version.
 
 Contract.  A catalog is a frozen value; `with_query`, `without_query` and the like give another one.  Versions are files
-`catalog/<n>`, put-if-absent (`state/catalogs.py`); the manifest of an epoch names the version that it ran with.
+`catalog/<n>`, put-if-absent (`state/log/catalog_versions.py`); the manifest of an epoch names the version it ran with.
 Epoch *e* runs with the newest version there was when it began, so after any crash a query is wholly in an epoch or
 wholly not.
 

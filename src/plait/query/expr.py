@@ -1,6 +1,6 @@
 """Expressions that a join task can evaluate itself: frozen trees of columns, literals and calls.
 
-Anything Catalyst can say but these nodes cannot stays SQL text and is left to Spark (`sql/residual.py`).
+Anything Catalyst can say but these nodes cannot stays SQL text and is left to Spark (`sql/answer/residual.py`).
 The meaning of every operator is Spark's: NaN equals NaN and is greater than all, NULL in gives NULL out,
 `<=>` is null-safe, integer arithmetic that overflows is an error.
 

@@ -6,7 +6,7 @@ Costs one look at the environment; does nothing unless asked.
 
     task.append  task.probe  task.merge               in a Python worker, after that part of its work
     task.end  task.hop                                the same, when all is written and handed over: first, later hop
-    commit.1 … commit.5                               on the driver, between the steps of runtime/commit.py
+    commit.1 … commit.5                               on the driver, between the steps of runtime/driver/commit.py
     finish                                            on the driver, after Spark's part of a query
     results.merge                                     on the driver, when small result files have become a larger one
     sink.draft  sink.file  receipt                    on the driver, inside a sink, and after each sink's receipt

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from plait.errors import PlaitError
-from plait.runtime.java import require_java
+from plait.runtime.spark.java import require_java
 from plait.serve import state_cli
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ def sql(
     demo: Annotated[bool, typer.Option("--demo", help="On generated streams instead of a pipeline file.")] = False,
 ) -> None:
     """Ask SQL questions of streams: a prompt, or -c, or statements from standard input."""
-    from plait.serve import sql_prompt
-    from plait.serve.sql_session import Settings
+    from plait.serve.prompt import sql_prompt
+    from plait.serve.prompt.sql_session import Settings
 
     if demo == (file is not None):
         raise typer.BadParameter("give either a pipeline file or --demo")

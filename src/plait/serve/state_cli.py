@@ -19,13 +19,13 @@ from rich.text import Text
 from plait.config import Config
 from plait.errors import ConfigError
 from plait.serve.progress import in_bytes
-from plait.state.adopt import adopt as adopt_moved
-from plait.state.adopt import adopt_copy
-from plait.state.catalogs import layout_of
-from plait.state.checkpoint import Checkpoint
-from plait.state.compact import Compacted
-from plait.state.compact import compact as compacted
-from plait.state.inspect import Inspection, Report, Usage
+from plait.state.log.adopt import adopt as adopt_moved
+from plait.state.log.adopt import adopt_copy
+from plait.state.log.catalog_versions import layout_of
+from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.compact import Compacted
+from plait.state.log.compact import compact as compacted
+from plait.state.log.inspect import Inspection, Report, Usage
 
 app = typer.Typer(
     no_args_is_help=True, help="Look into a checkpoint: stores, segments, sizes; verify or compact it offline."

@@ -1,0 +1,1 @@
+"""Answers of whole queries, and committed rows as DataFrames."""

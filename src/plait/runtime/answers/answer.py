@@ -1,0 +1,394 @@
+"""Answers of whole queries: what Spark makes of the rows that the engine keeps for them.
+
+Contract.  An answer after epoch n is the query's answer over all rows up to n, whatever was merged, replayed or
+restarted in between: it is a function of the files that the manifests up to n name, and of nothing else.
+
+Every epoch commits its joined rows as its tasks wrote them, or the groups that they made of them
+(`task/group_writer.py`): no Spark job is spent on an epoch that nobody asks about.
+Where many files have come together (`Sources.merged`) they become one, which the manifest marks as standing for all of
+them: of a maintained aggregate the partial rows, one per group; of other sources the rows.
+
+Cost: per answer one Spark job over the files in force, or over what is left of few rows when groups are merged and semi
+and anti joins told here (`semi_join.py`); per source one more in every eighth epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from plait.errors import QueryError
+from plait.query.group_filter import Among, Narrowing
+from plait.query.plan import watermark_ms
+from plait.query.semi_join import Partners
+from plait.runtime.answers.result_reader import SMALL_BYTES, ResultRows
+from plait.runtime.answers.semi_join import Others
+from plait.runtime.driver.sinks import Sink
+from plait.runtime.task import group_writer
+from plait.sql.answer.residual import Residual, Source, finish, merged
+from plait.state.log.manifest import Manifest, ManifestLog, ResultFile, results_after
+
+MODES = ("append", "update", "complete")
+MERGE_FILES = 8
+"""Files of joined rows that may come together before a maintained aggregate makes partial rows of them."""
+MOST_FILES = 64
+FEW_BYTES = 1 << 20
+"""Groups that come to so much are held, and handed to Spark as they are instead of as files."""
+HELD_BYTES = 64 << 20
+"""Groups of a source of which few matter are held up to so much."""
+
+
+@dataclass
+class Groups:
+    """What the groups of sources have come to, held here while they are few: made from files, and lost without harm."""
+
+    held: dict[str, tuple[tuple[str, ...], pa.Table]] = field(default_factory=dict)
+    parts: dict[str, dict[str, pa.Table]] = field(default_factory=dict)
+    """By source and file: partial rows as they are."""
+    wide: set[str] = field(default_factory=set)
+    """Sources of which too many groups matter for telling here which do."""
+
+    def of(
+        self, source: str, files: tuple[ResultFile, ...], rows: ResultRows, most: int = FEW_BYTES
+    ) -> pa.Table | None:
+        """The merged rows of these files, held if they come to `most` bytes; None if that is for Spark to merge."""
+        grouping = rows.plan.query_by_name[source].grouping
+        paths = tuple(file.path for file in files)
+        known, table = self.held.pop(source, ((), None))
+        if grouping is None or not mergeable(files):
+            return None
+        if table is None or paths[: len(known)] != known:
+            known, table = (), None
+        if paths != known:
+            parts = list(rows.tables(files[len(known) :]))
+            table = group_writer.merged(parts if table is None else [table, *parts], grouping)
+        if table is not None and table.nbytes <= most:
+            self.held[source] = paths, table
+        return table
+
+    def unmerged(self, source: str, files: tuple[ResultFile, ...], rows: ResultRows) -> list[pa.Table]:
+        """The partial rows of these files."""
+        known = self.parts.pop(source, {})
+        new = [file for file in files if file.path not in known]
+        known |= {file.path: table for file, table in zip(new, rows.tables(new), strict=True)}
+        held = {file.path: known[file.path] for file in files}
+        if sum(table.nbytes for table in held.values()) <= HELD_BYTES:
+            self.parts[source] = held
+        return list(held.values())
+
+
+@dataclass
+class LiveResults:
+    """The result files in force, by query."""
+
+    files: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
+    new: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
+    """Those that the last epoch has added."""
+    marks_ms: Mapping[str, int] = field(default_factory=dict)
+    """What watermarks are made of."""
+    before_ms: Mapping[str, int] = field(default_factory=dict)
+    """The same before the last epoch."""
+    policy: str = "min"
+    """How a watermark follows from them."""
+    begun: frozenset[str] = frozenset()
+    """Joins of queries of which the last epoch is the first: none of their groups were closed before."""
+    of_all: tuple[int | None, int | None] = (None, None)
+    """The one watermark that format 3 had, before and after its last epoch."""
+    groups: Groups = field(default_factory=Groups)
+
+    gone: dict[str, float] = field(default_factory=dict)
+    """Files that have been in force, and since when (seconds since 1970) they are not: somebody may still read them."""
+
+    @staticmethod
+    def read(log: ManifestLog, sinks: Mapping[str, Sink] | None = None, policy: str = "min") -> LiveResults:
+        """As the manifests say.  Where those of format 3 do not, `sinks` and receipts tell what was handed over."""
+        found, manifests = LiveResults(policy=policy), log.since_snapshot()
+        for manifest in manifests:
+            if sinks is not None and any(file.passing is None for file in manifest.results):
+                told = partial(_told, sinks, None if manifest is manifests[-1] else log.receipt(manifest.epoch))
+                manifest = replace(manifest, results=tuple(map(told, manifest.results)))
+            found.committed(manifest)
+        return found
+
+    def committed(self, manifest: Manifest) -> None:
+        """One more epoch."""
+        self.before_ms, self.marks_ms = manifest.before_marks_ms, manifest.marks_ms
+        self.begun = frozenset(manifest.begins)
+        # Format 3 had one watermark for all queries.
+        self.of_all = (manifest.before_ms, manifest.watermark_ms) if manifest.catalog < 0 else (None, None)
+        self.new = {}
+        for file in manifest.results:
+            if not file.whole:
+                self.new[file.query] = (*self.new.get(file.query, ()), file)
+        before, self.files = self.files, results_after(self.files, manifest)
+        paths = self.paths()
+        now = time.time()
+        self.gone |= {file.path: now for files in before.values() for file in files if file.path not in paths}
+
+    def paths(self) -> set[str]:
+        """Those in force."""
+        return {file.path for files in self.files.values() for file in files}
+
+    def kept(self, since: float) -> set[str]:
+        """Files that must stay: those in force, and those that were until after `since`; the others are forgotten."""
+        self.gone = {path: left for path, left in self.gone.items() if left > since}
+        return self.paths() | self.gone.keys()
+
+
+def _told(sinks: Mapping[str, Sink], receipt: Set[str] | None, file: ResultFile) -> ResultFile:
+    """A result file of format 3: nobody needs it once a sink that keeps no rows has taken it.
+
+    Without a `receipt` it is of the last epoch, which is handed over before the next is committed.
+    """
+    sink = sinks.get(file.query)
+    taken = sink is not None and not sink.keeps_rows and (receipt is None or file.query in receipt)
+    return replace(file, passing=taken)
+
+
+@dataclass(eq=False)
+class Answer:
+    """One query with a part that Spark does."""
+
+    name: str
+    residual: Residual
+    mode: str
+    sink: Sink
+    final_us: int = 0
+    """In append mode: by how much the watermark has to be past the end of a group, for it to be final."""
+
+    def frame(self, rows: ResultRows, live: LiveResults) -> DataFrame:
+        """The whole answer; in append mode, as far as it is final."""
+        if self.mode == "append":
+            return self.residual.answer(Closed(self.residual, rows, live, self.final_us, None))
+        return self.residual.answer(Committed(self.residual, rows, live))
+
+    def delivered(self, rows: ResultRows, live: LiveResults) -> DataFrame:
+        """What the sink gets after an epoch: all, the groups that have changed, or those that have become final."""
+        if self.mode == "append":
+            return self.residual.answer(Closed(self.residual, rows, live, self.final_us, live.before_ms))
+        if self.mode == "update":
+            return self.residual.answer(Changed(self.residual, rows, live))
+        return self.frame(rows, live)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The rows of a query's sources."""
+
+    residual: Residual
+    rows: ResultRows
+    live: LiveResults
+
+    def __call__(self, source: Source) -> DataFrame:
+        """A source's files in force; where all of the query's are small, Spark answers in one task."""
+        every = [file for s in self.residual.sources for file in self.live.files.get(s.name, ())]
+        return read(self.residual, source, self.rows, self.live.files.get(source.name, ()), every)
+
+    def merged(self, source: Source, narrowing: Narrowing) -> DataFrame:
+        """Merged by Spark; few groups are merged here, which spares reading their files and a part of the plan."""
+        assert source.maintained is not None
+        name, groups = source.name, self.live.groups
+        few = sum(file.weight for file in self.live.files.get(name, ())) <= FEW_BYTES
+        table = self._groups(name, narrowing) if few or (narrowing and name not in groups.wide) else None
+        if table is not None and table.nbytes <= FEW_BYTES:
+            return self.rows.here(source.columns, table)
+        if table is not None:
+            groups.wide.add(name)
+        return merged(self(source), source.maintained)
+
+    def _groups(self, source: str, narrowing: Narrowing) -> pa.Table | None:
+        """The merged rows of a source that a narrowing keeps; None if that is for Spark to say."""
+        files, groups = self.live.files.get(source, ()), self.live.groups
+        grouping = self.rows.plan.query_by_name[source].grouping
+        keys = {among: self._keys(among) for among in narrowing.among}
+        known = {among.column: values for among, values in keys.items() if values is not None}
+        if not known or grouping is None or not mergeable(files):
+            table = groups.of(source, files, self.rows, HELD_BYTES if narrowing else FEW_BYTES)
+        else:
+            # All partial rows of a group have its key: what is not needed is not merged.
+            parts = groups.unmerged(source, files, self.rows)
+            for column, values in known.items():
+                parts = [p.filter(pc.is_in(p.column(column), values.cast(p.schema.field(column).type))) for p in parts]
+            table = group_writer.merged(parts, grouping)
+        return None if table is None else group_writer.having(table, narrowing.having)
+
+    def _keys(self, among: Among) -> pa.Array | None:
+        """The values that a column of the group may have."""
+        others = self._groups(among.other, among.narrowing)
+        return None if others is None else others.column(among.others).unique()
+
+    def count(self, source: Source) -> int:
+        """Rows in its files."""
+        return self._count(source.name)
+
+    def _count(self, source: str) -> int:
+        return sum(file.rows for file in self.live.files.get(source, ()))
+
+    def passing(self, source: Source, asked: Sequence[Partners]) -> DataFrame | None:
+        """Told here, where all are small and few rows pass."""
+        names = (source.name, *(partners.other for partners in asked))
+        queries = [self.rows.plan.query_by_name[name] for name in names]
+        files = [self.live.files.get(name, ()) for name in names]
+        if any(q.select or q.where for q in queries) or any(sum(f.weight for f in fs) > SMALL_BYTES for fs in files):
+            return None
+        if not files[0]:
+            return self.rows.read(source.columns, ())
+        others = [self._others(source.name, partners) for partners in asked]
+        passed: list[pa.Table] = []
+        for rows in self.rows.tables(files[0]):
+            for partners, other in zip(asked, others, strict=True):
+                having = other.have(rows)
+                if having is None:
+                    return None
+                rows = rows.filter(pa.array(having == partners.wanted))
+            passed.append(rows.cast(passed[0].schema if passed else rows.schema))
+            if sum(part.nbytes for part in passed) > FEW_BYTES:
+                return None
+        return self.rows.here(source.columns, pa.concat_tables(passed))
+
+    def _others(self, source: str, partners: Partners) -> Others:
+        """The rows that may be partners; of a long side only those with a key that occurs in the source."""
+        parts = list(self._columns(partners.other, partners.columns))
+        if not parts:
+            return Others(partners, None)
+        if self._count(partners.other) > self._count(source):
+            keys = pa.concat_tables(self._columns(source, [partners.key[0]])).column(0).unique()
+            parts = [part.filter(pc.is_in(part.column(partners.key[1]).cast(keys.type), keys)) for part in parts]
+        return Others(partners, pa.concat_tables(parts))
+
+    def _columns(self, source: str, names: list[str]) -> Iterator[pa.Table]:
+        """Some columns of a source's rows, file by file, in the types of the first."""
+        schema: pa.Schema | None = None
+        for table in self.rows.tables(self.live.files.get(source, ()), names):
+            schema = schema or table.schema
+            yield table.cast(schema)
+
+
+class Changed(Committed):
+    """Of maintained aggregates, the rows of groups that the last epoch has changed."""
+
+    def __call__(self, source: Source) -> DataFrame:
+        """All partial rows of these groups."""
+        assert source.maintained is not None
+        frame = super().__call__(source)
+        keys = source.maintained.keys
+        new = self.live.new.get(source.name, ())
+        found = read(self.residual, source, self.rows, new, new).select(*keys).distinct()
+        touched = found.toDF(*(f"n{key}" for key in keys))
+        same = [frame[key].eqNullSafe(touched[f"n{key}"]) for key in keys]
+        return frame.join(touched, same, "left_semi") if keys else frame
+
+    def merged(self, source: Source, narrowing: Narrowing) -> DataFrame:
+        """Merged by Spark."""
+        assert source.maintained is not None
+        return merged(self(source), source.maintained)
+
+
+@dataclass(frozen=True)
+class Closed(Committed):
+    """Of maintained aggregates, the groups that no row can come to any more."""
+
+    final_us: int
+    since_ms: Mapping[str, int] | None
+    """Only those that were not closed when the watermark was made of these."""
+
+    def merged(self, source: Source, narrowing: Narrowing) -> DataFrame:
+        """All rows of closed groups have been committed, so these are their last values."""
+        assert source.maintained is not None
+        assert source.closing is not None
+        marks = self.rows.plan.query_by_name[source.name].marks
+        groups, now = super().merged(source, narrowing), watermark_ms(marks, self.live.marks_ms, self.live.policy)
+        now = self.live.of_all[1] if now is None else now
+        end = groups[source.maintained.keys[source.closing.key]]
+        closed_us = F.unix_micros(end if source.closing.field is None else end[source.closing.field]) + self.final_us
+        if now is None:
+            return groups.where(F.lit(False))
+        groups = groups.where(closed_us <= now * 1000)
+        before = None
+        if self.since_ms is not None and source.name not in self.live.begun:
+            before = watermark_ms(marks, self.since_ms, self.live.policy)
+            before = self.live.of_all[0] if before is None else before
+        return groups if before is None else groups.where(closed_us > before * 1000)
+
+
+@dataclass
+class Sources:
+    """What the driver does for the maintained aggregates of all queries."""
+
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    live: LiveResults = field(default_factory=LiveResults)
+
+    def source(self, graph: str) -> tuple[Residual, Source] | None:
+        """What a join graph is a source of; None if its rows are a query's answer."""
+        for answer in self.answers.values():
+            for source in answer.residual.sources:
+                if source.name == graph:
+                    return answer.residual, source
+        return None
+
+    def merged(self, rows: ResultRows, residual: Residual, source: Source) -> list[ResultFile]:
+        """A file that stands for all files of a source so far, if there are many; else none."""
+        files = self.live.files.get(source.name, ())
+        old = sum(file.weight for file in files if file.whole)
+        parts = [file for file in files if not file.whole]
+        new = sum(file.weight for file in parts)
+        few = len(parts) < (MERGE_FILES if source.maintained is not None else MOST_FILES)
+        if (few and new <= SMALL_BYTES) or (4 * new < old and len(parts) < MOST_FILES):
+            return []
+        if (groups := self.live.groups.of(source.name, files, rows)) is not None:
+            return rows.written_here(source.name, groups, whole=True)
+        small = sum(file.weight for file in files) <= SMALL_BYTES
+        frame = read(residual, source, rows, files, files)
+        whole = frame if source.maintained is None else merged(frame, source.maintained)
+        if small:
+            return rows.written_here(source.name, whole.toArrow(), whole=True)
+        return rows.written(source.name, whole, whole=True)
+
+
+def read(
+    residual: Residual, source: Source, rows: ResultRows, files: Iterable[ResultFile], every: Iterable[ResultFile]
+) -> DataFrame:
+    """What a source has committed in these files: partial rows of a maintained aggregate, or the rows themselves.
+
+    If `every` file that the query reads is small, all is put into one partition: then Spark needs no exchange.
+    """
+    query = rows.plan.query_by_name[source.name]
+    files, small = list(files), sum(file.weight for file in every) <= SMALL_BYTES
+    made = [file for file in files if file.whole or file.grouped]
+    frames = [rows.read(source.columns, made)] if made else []
+    if len(made) < len(files) or not made:
+        joined = finish(rows.read(query.columns, [file for file in files if file not in made]), query)
+        joined = joined.coalesce(1) if small else joined
+        frames.append(joined if source.maintained is None else residual.partial(source, joined))
+    found = reduce(DataFrame.union, frames)
+    return found.coalesce(1) if small else found
+
+
+def mergeable(files: Sequence[ResultFile]) -> bool:
+    """Whether files hold groups, and not too many to be merged here."""
+    return all(file.whole or file.grouped for file in files) and sum(file.weight for file in files) <= SMALL_BYTES
+
+
+def output_mode(name: str, residual: Residual | None, asked: str | None) -> str:
+    """The mode in which a query's answer is handed over; refused if it has no meaning for the query."""
+    possible = ("append",) if residual is None else residual.modes
+    if asked is None:
+        return possible[-1]
+    if asked not in MODES:
+        raise QueryError("OUTPUT_MODE", f"there is no output mode {asked!r}", f"use one of: {', '.join(MODES)}")
+    if asked not in possible:
+        what = "rows that are final as soon as they are joined" if residual is None else "an answer that changes"
+        windows = "; or group by window(…) of a stream's event time with a watermark" if asked == "append" else ""
+        raise QueryError(
+            "OUTPUT_MODE",
+            f"query {name!r} gives {what}, which has no output mode {asked!r}",
+            f"leave it out, or use {' or '.join(possible)}{windows}",
+        )
+    return asked

@@ -1,0 +1,237 @@
+"""Committed result files as DataFrames: checksums first, then Spark reads them with the query's own schema."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from plait.errors import CorruptionError
+from plait.query.plan import Plan, QueryPlan
+from plait.runtime.task.result_writer import ResultWriter, results_folder, sync_results
+from plait.sql.answer.residual import finish
+from plait.state.files.remote import RemoteFiles
+from plait.state.files.segment_home import scratch_dir
+from plait.state.files.storage import Files, LocalFiles, storage_error, sync_file
+from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.manifest import ResultFile
+
+SMALL_BYTES = 32 << 20
+"""Up to this much in memory, Spark works in one task and its rows pass through the driver: that needs no exchange."""
+_ROWS_AT_A_TIME = 1024
+
+
+@dataclass
+class ResultRows:
+    """The result files of one engine's queries."""
+
+    spark: SparkSession
+    plan: Plan
+    checkpoint: Checkpoint
+    known: set[str] = field(default_factory=set)
+    """Files in force that hold what was committed, as far as this run has seen: it has written or verified them."""
+    damaged: set[str] = field(default_factory=set)
+    """Files that did not, when they were to be merged."""
+
+    def frame(self, query: str, files: Iterable[ResultFile]) -> DataFrame:
+        """The rows of these files, in the query's output columns."""
+        return self.read(self.plan.query_by_name[query].output, files)
+
+    def paths(self, files: Iterable[ResultFile]) -> list[str]:
+        """Where the files lie, once they are known to hold what was committed."""
+        results, found = self.checkpoint.results, []
+        for file in files:
+            if file.path not in self.known:
+                _verify(results, file.path, file)
+                self.known.add(file.path)
+            found.append(results.where(file.path))
+        return found
+
+    def committed_bytes(self, file: ResultFile) -> bytes:
+        """The bytes of a file of some megabytes; raises CorruptionError if they are not those that were committed."""
+        data = self.checkpoint.results.read(file.path)
+        if data is None:
+            raise _missing(self.checkpoint.results.where(file.path))
+        if (len(data), xxhash.xxh3_128_hexdigest(data)) != (file.bytes, file.checksum):
+            raise _corrupt(self.checkpoint.results.where(file.path))
+        return data
+
+    @contextmanager
+    def copies(self, files: Iterable[ResultFile]) -> Iterator[list[str]]:
+        """The files as paths of this machine, for as long as the block runs; they hold what was committed."""
+        results = self.checkpoint.results
+        assert isinstance(results, RemoteFiles), "local files need no copies"
+        with TemporaryDirectory(prefix="plait-results-", dir=scratch_dir()) as folder:
+            here, found = LocalFiles(folder, sync=False), []
+            for number, file in enumerate(files):
+                name = f"{number:04d}.parquet"
+                try:
+                    results.download(file.path, here.where(name))
+                except FileNotFoundError:
+                    raise _missing(results.where(file.path)) from None
+                except OSError as error:
+                    raise storage_error("RESULTS", here.where(name), error) from error
+                _verify(here, name, file)
+                found.append(here.where(name))
+            yield found
+
+    @contextmanager
+    def one_file(self, query: str, rows: DataFrame) -> Iterator[list[str]]:
+        """Rows as one file of this machine, or none, for as long as the block runs."""
+        files, results = self.written(query, rows.coalesce(1)), self.checkpoint.results
+        here = [results.where(file.path) for file in files]
+        try:
+            with self.copies(files) if isinstance(results, RemoteFiles) else nullcontext(here) as paths:
+                yield paths
+        finally:
+            for file in files:
+                results.delete(file.path)
+
+    def all(self, query: str) -> DataFrame:
+        """Every committed row of a query, exactly once."""
+        return self.frame(query, self.checkpoint.log.results().get(query, ()))
+
+    def finished(self, query: QueryPlan, candidates: list[ResultFile]) -> list[ResultFile]:
+        """Joined rows go through Spark's part of the query and are written as result files of their own."""
+        if not candidates:
+            return []
+        self.known.update(candidate.path for candidate in candidates)
+        rows = finish(self.read(query.columns, candidates), query)
+        small = sum(candidate.weight for candidate in candidates) <= SMALL_BYTES
+        files = self.written_here(query.name, rows.toArrow()) if small else self.written(query.name, rows)
+        for candidate in candidates:
+            self.checkpoint.results.delete(candidate.path)
+        return files
+
+    def written_here(self, query: str, table: pa.Table, whole: bool = False) -> list[ResultFile]:
+        """What `written` does, for few rows: they are in the driver, which spares Spark's own way of writing."""
+        writer = ResultWriter(query, tuple(table.column_names), self.checkpoint.results, self.checkpoint.config.sync)
+        if table.num_rows:
+            writer.add(table)
+        files = writer.close(whole=whole)
+        self.known.update(file.path for file in files)
+        return files
+
+    def written(self, query: str, rows: DataFrame, whole: bool = False) -> list[ResultFile]:
+        """Rows that Spark has computed as result files of a query; they are not committed by that."""
+        results = self.checkpoint.results
+        target = f"{results_folder(query)}/{uuid.uuid4().hex}"
+        # On a cluster the executors write: they need a place that all of them share.
+        rows.write.mode("error").parquet(f"file://{results.where(target)}" if results.local else results.where(target))
+        try:
+            files = [
+                self._taken(query, f"{target}/{name}", whole)
+                for name in sorted(results.names(target))
+                if name.endswith(".parquet") and not name.startswith((".", "_"))
+            ]
+            results.delete_tree(target)
+        except OSError as error:
+            raise storage_error("RESULTS", results.where(target), error) from error
+        return [file for file in files if file is not None]
+
+    def _taken(self, query: str, written: str, whole: bool) -> ResultFile | None:
+        """A file that Spark wrote as a result file like the others: measured, synced, under a fresh name."""
+        results = self.checkpoint.results
+        if isinstance(results, RemoteFiles):
+            with TemporaryDirectory(prefix="plait-results-", dir=scratch_dir()) as folder:
+                here = os.path.join(folder, "written.parquet")
+                results.download(written, here)
+                count, unpacked = _counted(here)
+                size, checksum = _measured(LocalFiles(folder, sync=False), "written.parquet")
+        else:
+            count, unpacked = _counted(results.where(written))
+        if not count:
+            return None
+        path = f"{results_folder(query)}/{uuid.uuid4().hex}.parquet"
+        results.move(written, path)
+        if results.local:
+            size, checksum = _measured(results, path)
+            if self.checkpoint.config.sync:
+                sync_file(results.where(path))
+                sync_results(results.root, path)
+        return ResultFile(query, path, count, size, checksum, whole, unpacked=unpacked)
+
+    def schema(self, query: str) -> T.StructType:
+        """The schema of a query's output."""
+        return _struct(self.plan.query_by_name[query].output)
+
+    def tables(self, files: Iterable[ResultFile], columns: list[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of small files, file by file: all columns, or these."""
+        local = not isinstance(self.checkpoint.results, RemoteFiles)
+        with nullcontext(self.paths(files)) if local else self.copies(files) as paths:
+            for path in paths:
+                yield pq.read_table(path, columns=columns)
+
+    def here(self, columns: tuple[tuple[str, str], ...], table: pa.Table) -> DataFrame:
+        """A few rows that are here already, in one partition."""
+        return self.spark.createDataFrame(table, _struct(columns)).coalesce(1)
+
+    def read(self, columns: tuple[tuple[str, str], ...], files: Iterable[ResultFile]) -> DataFrame:
+        """The rows of files with these columns."""
+        schema = _struct(columns)
+        paths = self.paths(files)
+        if not paths:
+            return self.spark.createDataFrame([], schema)
+        # Whatever the session says of missing files: these were committed.
+        return self.spark.read.schema(schema).option("ignoreMissingFiles", "false").parquet(*paths)
+
+
+@lru_cache(maxsize=256)
+def _struct(columns: tuple[tuple[str, str], ...]) -> T.StructType:
+    return T.StructType([T.StructField(name, T._parse_datatype_string(kind)) for name, kind in columns])
+
+
+def _measured(files: Files, name: str) -> tuple[int, str]:
+    digest = xxhash.xxh3_128()
+    size = 0
+    for block in files.blocks(name):
+        digest.update(block)
+        size += len(block)
+    return size, digest.hexdigest()
+
+
+def _counted(path: str) -> tuple[int, int]:
+    """Rows of a Parquet file, and the bytes of them in memory as far as SMALL_BYTES: beyond, nobody asks how many.
+
+    The file's own sizes do not say that: they are those of encoded columns.
+    """
+    unpacked = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_ROWS_AT_A_TIME):
+            unpacked += batch.nbytes
+            if unpacked > SMALL_BYTES:
+                break
+        return file.metadata.num_rows, unpacked
+
+
+def _verify(files: Files, name: str, file: ResultFile) -> None:
+    try:
+        found = _measured(files, name)
+    except FileNotFoundError:
+        raise _missing(files.where(name)) from None
+    if found != (file.bytes, file.checksum):
+        raise _corrupt(files.where(name))
+
+
+def _corrupt(where: str) -> CorruptionError:
+    return CorruptionError(
+        "RESULT_CORRUPT",
+        f"the result file {where} is not what was committed",
+        "restore it from a backup of the checkpoint",
+    )
+
+
+def _missing(where: str) -> CorruptionError:
+    return CorruptionError(
+        "RESULT_MISSING", f"the result file {where} is gone", "restore it from a backup of the checkpoint"
+    )

@@ -1,0 +1,85 @@
+"""What state costs, epoch by epoch: amplification, filters, blocks — and the files that merges have done with.
+
+A file that a committed epoch has removed is of no use to the engine.  It is kept a while for whoever reads the
+checkpoint meanwhile (`plait.read_state`, a backup), but only as long as all of those together stay below a quarter of
+the state; the rest goes at once, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.runtime.driver.commit import Collected
+from plait.state.files.segment_home import SegmentHome
+from plait.state.log.manifest import LiveState
+from plait.state.segments.segment import SegmentInfo
+from plait.state.segments.tiers import Merge, runs_per_lookup
+
+_KEPT = 0.25
+"""Of the state's size: how much may lie around that merges have replaced."""
+
+
+_CACHE = ("hits", "misses", "bytes", "evicted")
+
+
+@dataclass
+class StateAccount:
+    """Since this engine started."""
+
+    appended: int = 0
+    merged: int = 0
+    retired: deque[SegmentInfo] = field(default_factory=deque)
+    retired_bytes: int = 0
+
+    def committed(self, before: LiveState, after: LiveState) -> None:
+        """Takes note of the files that an epoch has removed."""
+        alive = {info.path for infos in after.segments.values() for info in infos}
+        for info in (info for infos in before.segments.values() for info in infos):
+            if info.path not in alive:
+                self.retired.append(info)
+                self.retired_bytes += info.bytes
+
+    def shrink(self, home: SegmentHome, live: LiveState) -> None:
+        """Deletes removed files, down to what may be kept."""
+        allowed = _KEPT * sum(info.live_bytes for infos in live.segments.values() for info in infos)
+        while self.retired and self.retired_bytes > allowed:
+            info = self.retired.popleft()
+            self.retired_bytes -= info.bytes
+            home.delete(info.path)
+
+    def report(
+        self, live: LiveState, account: Collected, epoch: int, merges: Sequence[Merge], remote: bool = False
+    ) -> dict[str, Any]:
+        """For `run.last_progress["state"]`."""
+        appended = sum(info.bytes for info in account.added if info.epoch == epoch and info.tier == 0)
+        self.appended += appended
+        self.merged += account.merged_bytes
+        infos = [info for found in live.segments.values() for info in found]
+        rows = sum(info.rows for info in infos)
+        state = sum(info.live_bytes for info in infos)
+        runs = {store: runs_per_lookup(found) for store, found in sorted(live.segments.items())}
+        reads = account.reads
+        return {
+            "appended_bytes": appended,
+            "merged_bytes": account.merged_bytes,
+            "pending_bytes": sum(merge.bytes for merge in merges),
+            "merges": [{"store": m.store, "task": m.task, "tier": m.tier, "bytes": m.bytes} for m in merges],
+            "runs": runs,
+            "deep_bytes": sum(info.live_bytes for info in infos if info.deep),
+            "amplification": {
+                "write": (self.appended + self.merged) / self.appended if self.appended else 1.0,
+                "read": sum(runs[s] * sum(i.rows for i in f) for s, f in live.segments.items()) / rows if rows else 0.0,
+                "space": (sum(info.bytes for info in infos) + self.retired_bytes) / state if state else 1.0,
+            },
+            "skipped": reads.get("segments_skipped", 0),
+            "filter": {name: reads.get(f"filter_{name}", 0) for name in ("asked", "passed", "found")},
+            "blocks": {
+                "read": reads.get("blocks_read", 0),
+                "cached": reads.get("blocks_cached", 0),
+                "bytes": reads.get("block_bytes", 0),
+            },
+            **({"cache": {name: reads.get(f"cache_{name}", 0) for name in _CACHE}} if remote else {}),
+        }

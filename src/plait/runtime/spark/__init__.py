@@ -1,0 +1,1 @@
+"""Spark itself: the session, its Python workers, and its failures."""

@@ -1,0 +1,317 @@
+"""From a source's rows to buckets: filter and compute in Spark, then drop late rows, hash, sort and cut in Python.
+
+Spark sees `df.where(filters).select(columns)`, so filters and column pruning reach the source.  The Python side
+gets only the columns the plan needs.  What changes from epoch to epoch (number of tasks, watermark, clock) arrives
+as a local property of the Spark job, so the streaming query itself is planned once.
+
+A stream with several keys is sorted by each of them, and travels as often.  Where one task owns all keys it travels
+once, as it came, and is sorted there: `cuts`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from plait.kernels import U64, Flags
+from plait.query.plan import (
+    ARRIVED,
+    CORRUPT,
+    FOREVER,
+    HASH,
+    MASK,
+    MASK_BITS,
+    NEEDED,
+    IngestEdge,
+    Input,
+    mask_columns,
+    watermark_ms,
+)
+from plait.runtime.task.exchange import SCHEMA, Cut, Outbox
+from plait.state.segments.columns import in_utc, single, take
+from plait.state.segments.filter_sets import packed, tested
+from plait.state.segments.keys import hash_key, null_rows
+
+PROPERTY = "plait.epoch"
+_SLICE_ROWS = 1 << 20
+_SLICE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class EpochParameters:
+    """What bucketising depends on beside the plan."""
+
+    tasks: int
+    clock_us: int
+    marks_ms: Mapping[str, int] = field(default_factory=dict)
+    """By mark the latest event time less the delay of its stream, where one was seen."""
+    policy: str = "min"
+    """How the watermark of a query follows from its marks."""
+    latest_us: int | None = None
+    """An event time beyond this does not move a watermark."""
+
+    def to_property(self) -> str:
+        """Text for `SparkContext.setLocalProperty`."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def current() -> EpochParameters:
+        """The parameters of the job this task belongs to."""
+        context = TaskContext.get()
+        text = None if context is None else context.getLocalProperty(PROPERTY)
+        assert text is not None, "bucketising runs inside an epoch's job"
+        return EpochParameters.from_property(text)
+
+    @staticmethod
+    def from_property(text: str) -> EpochParameters:
+        """The inverse of `to_property`."""
+        return EpochParameters(**json.loads(text))
+
+
+def bucketised(df: DataFrame, source: Input) -> DataFrame:
+    """The stream as buckets."""
+    # Numbered, because mapInArrow looks its columns up by name, and a dot in one (`1.5D`, `a.b`) would mislead it.
+    numbers = {c.name: f"c{i}" for i, c in enumerate(source.columns)}
+    # As text, and few steps: each is analysed by itself, for every source of an engine that starts.
+    columns = [f"({c.sql}) AS {numbers[c.name]}" for c in source.columns]
+    passing = ""
+    if source.needed is not None:
+        # NULL is not needed.
+        columns.append(f"CASE WHEN {source.needed} THEN true ELSE false END AS `{NEEDED}`")
+    if source.corrupt is not None:
+        columns.append(f"`{source.corrupt}` IS NOT NULL AS `{CORRUPT}`")
+    if not source.texts:
+        # Nobody reads the stream, but it stays a source of the streaming query.
+        df = df.where("false")
+    elif len(source.texts) > 1:
+        words = mask_columns(len(source.texts))
+        columns += [f"{_bits(source.texts, number)} AS `{word}`" for number, word in enumerate(words)]
+        if None not in source.texts:
+            passing = " OR ".join(f"`{word}` != 0" for word in words)
+    elif source.texts[0] is not None:
+        df = df.where(source.texts[0])
+    selected = df.selectExpr(*columns) if columns else df.selectExpr("0 AS nothing")
+    return (selected.where(passing) if passing else selected).mapInArrow(_bucketise(source), SCHEMA)
+
+
+def _bits(texts: Sequence[str | None], word: int) -> str:
+    """SQL for the bits of the conditions that a row meets, those of one column."""
+    bits = [
+        f"CAST({1 << i} AS BIGINT)" if text is None else f"CASE WHEN {text} THEN CAST({1 << i} AS BIGINT) ELSE 0L END"
+        for i, text in enumerate(texts[word * MASK_BITS : (word + 1) * MASK_BITS])
+    ]
+    return " | ".join(f"({bit})" for bit in bits)
+
+
+def selected_columns(source: Input) -> list[str]:
+    """What Spark hands over of every row, in this order."""
+    names = [c.name for c in source.columns]
+    names += [NEEDED] if source.needed is not None else []
+    names += [CORRUPT] if source.corrupt is not None else []
+    return names + (list(mask_columns(len(source.texts))) if len(source.texts) > 1 else [])
+
+
+def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    names = selected_columns(source) or ["nothing"]
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        named = (batch.rename_columns(names) for batch in batches)
+        yield from buckets(named, source, EpochParameters.current())
+
+    return run
+
+
+def buckets(batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochParameters) -> Iterator[pa.RecordBatch]:
+    """The work of one source task: selected rows in, buckets and one descriptor out."""
+    counted = _Counts(source.relation)
+    for table in map(in_utc, _slices(batches)):
+        outbox = Outbox()
+        counted.row_bytes = max(counted.row_bytes, table.nbytes / table.num_rows)
+        timely = _admitted(table, source, parameters, counted)
+        if source.travels_whole(parameters.tasks):
+            outbox.ship_to(0, source.edges[0].id, timely)
+        else:
+            for edge in source.edges:
+                outbox.ship(edge.id, _bucket(timely, source, edge, parameters.clock_us), parameters.tasks)
+                if outbox.held >= _SLICE_BYTES:
+                    # A large slice is held once, sorted, not once for every edge.
+                    yield from outbox.batches()
+        yield from outbox.batches()
+    outbox = Outbox()
+    outbox.note(0, kind="source", **asdict(counted))
+    yield from outbox.batches()
+
+
+def cuts(inputs: Iterable[Input], tasks: int, clock_us: int) -> dict[int, Cut]:
+    """By edge, how a task of an epoch sorts the rows that sources send it whole."""
+
+    def cut(source: Input, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+        for edge in source.edges:
+            bucket = _bucket(rows, source, edge, clock_us)
+            if bucket.num_rows:
+                yield edge.id, bucket
+
+    return {source.edges[0].id: partial(cut, source) for source in inputs if source.travels_whole(tasks)}
+
+
+@dataclass
+class _Counts:
+    """What one source task saw."""
+
+    relation: str
+    rows: int = 0
+    late: int = 0
+    """Late for every query that would see them."""
+    null_key: int = 0
+    """Without a value in a column that no query can do without."""
+    corrupt: int = 0
+    """That the reader could not parse."""
+    future: int = 0
+    """With an event time so far ahead that it moves no watermark."""
+    max_event_ms: int | None = None
+    marks_ms: dict[str, int] = field(default_factory=dict)
+    row_bytes: float = 0.0
+    """Mean bytes of a row in the slice with the widest ones."""
+
+
+def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Tables of bounded size, so that a large file, or one of wide rows, costs no more memory than a small one."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in chain.from_iterable(map(_pieces, batches)):
+        held.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _SLICE_ROWS or size >= _SLICE_BYTES:
+            yield pa.Table.from_batches(held)
+            held, rows, size = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(held)
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in pieces of at most a slice; nothing is copied."""
+    step = max(1, batch.num_rows * _SLICE_BYTES // max(1, batch.nbytes))
+    for begin in range(0, batch.num_rows, step):
+        yield batch.slice(begin, step)
+
+
+def _admitted(table: pa.Table, source: Input, parameters: EpochParameters, counted: _Counts) -> pa.Table:
+    """The rows that some query sees, with their query sets; what is left out is counted."""
+    if source.corrupt is not None:
+        counted.corrupt += pc.sum(table.column(CORRUPT)).as_py() or 0
+    present = _present(table, source.required)
+    if present is not None:
+        counted.null_key += table.num_rows - int(present.sum())
+        table = table.filter(pa.array(present))
+    counted.rows += table.num_rows
+    meets = _Meets(table, source)
+    late = _lateness(table, source, parameters, counted, meets)
+    # Where nothing is late, Spark's bits are the query sets already.
+    if not late and (not source.masked or tuple(f.text for f in source.filters) == source.texts):
+        return table
+    passing = [meets(f.text) if f.marks not in late else meets(f.text) & ~late[f.marks] for f in source.filters]
+    seen = np.logical_or.reduce(passing) if passing else np.zeros(table.num_rows, np.bool_)
+    counted.late += int((~seen & np.logical_or.reduce([meets(f.text) for f in source.filters])).sum()) if late else 0
+    if source.masked:
+        table = table.select([name for name in table.column_names if not name.startswith(MASK)])
+        for name, word in zip(mask_columns(len(passing)), packed(passing, table.num_rows), strict=True):
+            table = table.append_column(name, pa.array(word))
+    return table if seen.all() else table.filter(pa.array(seen))
+
+
+def _present(table: pa.Table, required: Iterable[str]) -> Flags | None:
+    """Which rows have a value in all of these columns; None if all do."""
+    holes = [column for name in required if (column := table.column(name)).null_count]
+    if not holes:
+        return None
+    found: Flags = np.logical_and.reduce([pc.is_valid(c).to_numpy() for c in holes])
+    return found
+
+
+@dataclass
+class _Meets:
+    """Which rows meet a condition, as Spark has found."""
+
+    table: pa.Table
+    source: Input
+    known: dict[str | None, Flags] = field(default_factory=dict)
+
+    def __call__(self, text: str | None) -> Flags:
+        if text not in self.known:
+            everything = text is None or len(self.source.texts) == 1
+            position = self.source.texts.index(text)
+            self.known[text] = (
+                np.ones(self.table.num_rows, np.bool_) if everything else tested(self.table.column, position)
+            )
+        return self.known[text]
+
+
+def _lateness(
+    table: pa.Table, source: Input, parameters: EpochParameters, counted: _Counts, meets: _Meets
+) -> dict[tuple[str, ...], Flags]:
+    """By the marks of a watermark, which rows are late; left out where none is.  Moves the marks.
+
+    Spark's rule: late is at or below the watermark; a row without event time is never late.  Late rows count as well.
+    """
+    if source.time_column is None or not table.num_rows:
+        return {}
+    times = pc.cast(pc.cast(table.column(source.time_column), pa.timestamp("us")), pa.int64())
+    valid = pc.is_valid(times).to_numpy()
+    at = pc.fill_null(times, 0).to_numpy()
+    timely = valid
+    if parameters.latest_us is not None:
+        timely = valid & (at <= parameters.latest_us)
+        counted.future += int(valid.sum() - timely.sum())
+    if timely.any():
+        latest = int(at[timely].max()) // 1000
+        counted.max_event_ms = max(latest, counted.max_event_ms or latest)
+    for mark in source.marks:
+        present = _present(table, mark.required)
+        counts = timely & np.logical_or.reduce([meets(text) for text in mark.texts])
+        counts = counts if present is None else counts & present
+        if counts.any():
+            latest = int(at[counts].max()) // 1000 - (source.delay_ms or 0)
+            counted.marks_ms[mark.key] = max(latest, counted.marks_ms.get(mark.key, latest))
+    found: dict[tuple[str, ...], Flags] = {}
+    for marks in {f.marks for f in source.filters}:
+        watermark = watermark_ms(marks, parameters.marks_ms, parameters.policy)
+        if watermark is not None:
+            late = valid & (at <= watermark * 1000)
+            if late.any():
+                found[marks] = late
+    return found
+
+
+def spread(rows: int) -> U64:
+    """Hashes at equal distances, from the least to the greatest."""
+    return np.arange(rows, dtype=np.uint64) * np.uint64((2**64 - 1) // max(rows, 1))
+
+
+def _bucket(table: pa.Table, source: Input, edge: IngestEdge, clock_us: int) -> pa.Table:
+    """The rows that can be joined on this edge's key, sorted by its hash, with the columns that travel."""
+    nulls = null_rows(table, edge.key) if edge.key.columns else None
+    if nulls is not None:
+        table = table.filter(pa.array(~nulls))
+    # Rows that travel without a key are dealt out evenly.
+    hashes = hash_key(table, edge.key) if edge.key.columns else spread(table.num_rows)
+    order = np.argsort(hashes)
+    names = [*source.travelling, *(mask_columns(len(source.filters)) if source.masked else ())]
+    arrays = [pa.array(hashes[order]), *take([single(table.column(name)) for name in names], order)]
+    if edge.ttl_us is not None:
+        kept = FOREVER if source.ttl_us is None else clock_us + source.ttl_us - edge.ttl_us
+        arrived = np.full(len(order), kept, np.int64)
+        if source.needed is not None:
+            arrived[single(table.column(NEEDED)).to_numpy(zero_copy_only=False)[order]] = FOREVER
+        arrays.append(pa.array(arrived))
+        names.append(ARRIVED)
+    return pa.table(arrays, names=[HASH, *names])

@@ -1,0 +1,561 @@
+"""One task of one epoch: what it must know, and how it appends, probes, merges and materialises.
+
+A task keeps nothing: what it learns leaves as buckets and descriptors, what it writes lies under fresh names, so a
+retried or abandoned attempt leaves no trace that counts.  `hops.py` says in which order it does what.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from plait.config import KEY_GROUPS
+from plait.kernels import U64, Flags
+from plait.query.plan import (
+    ARRIVED,
+    BORN,
+    HASH,
+    Emit,
+    Filter,
+    IngestEdge,
+    Node,
+    Plan,
+    ProbeTree,
+    Replay,
+    Step,
+    Store,
+    filter_column,
+    mask_columns,
+)
+from plait.runtime.faults import reached
+from plait.runtime.task.bucketise import cuts
+from plait.runtime.task.exchange import Inbox, Outbox
+from plait.runtime.task.frames import Frame, Partial, Slot, arrived
+from plait.runtime.task.group_writer import GroupWriter
+from plait.runtime.task.passes import HashRange, passes_for, reads_at
+from plait.runtime.task.prober import Prober, Span
+from plait.runtime.task.result_writer import ResultWriter
+from plait.runtime.task.sampling import front, key_count, passing, sampled, smallest
+from plait.state.files.segment_home import SegmentHome
+from plait.state.files.storage import Files
+from plait.state.segments.block_cache import CACHE
+from plait.state.segments.block_segment import DeepSegment, writing_deep
+from plait.state.segments.columns import take_table
+from plait.state.segments.filter_sets import Sets, tested
+from plait.state.segments.run import METER, MemoryRun, together
+from plait.state.segments.segment import Origin, SegmentInfo, microseconds, new_run, write_segment
+from plait.state.segments.segment_reader import Segment, open_segment
+from plait.state.segments.store_build import Copy, copied
+from plait.state.segments.tiers import PART_BYTES, Merge, merge_some
+from plait.state.segments.view import View, viewed, viewed_now
+
+CACHE_SWEEP_EPOCHS = 16
+"""A host's cache is cleared of segments that are not live every so many epochs."""
+
+CACHE_MIN_AGE_SECONDS = 600.0
+"""Younger segments may be of an epoch that is being run: they stay in the cache."""
+
+
+@dataclass(frozen=True)
+class EpochTask:
+    """All a task of one epoch must know."""
+
+    plan: Plan
+    epoch: int
+    tasks: int
+    home: SegmentHome
+    results: Files
+    verified_dir: str | None
+    live: Mapping[str, tuple[SegmentInfo, ...]]
+    merges: tuple[Merge, ...]
+    kept: frozenset[str]
+    """Queries whose rows are written; the others' are dropped in the task."""
+    horizons: Mapping[str, int]
+    """By store the event time, in microseconds, up to which rows cannot be reached any more."""
+    clock_us: int
+    iterative: bool
+    chunk_rows: int
+    sync: bool
+    memory: int = 1 << 29
+    """Bytes that this task's caches and buffers may hold."""
+    compress: bool = False
+    """Even tier 0 is larger than memory: what is appended is written as deep segments."""
+    merge_seconds: float = 0.05
+    """How long this task may merge."""
+    sampled: frozenset[int] = frozenset()
+    """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
+    arriving: Mapping[int, float] = field(default_factory=dict)
+    """Which share of its keys got as far as a node, in the epoch before."""
+    copies: tuple[Copy, ...] = ()
+    """What is copied from one store to another in this epoch."""
+
+    @property
+    def live_paths(self) -> set[str]:
+        """Of all live segments."""
+        return {info.path for infos in self.live.values() for info in infos}
+
+    def groups(self, task: int) -> tuple[int, int]:
+        """The key groups a task owns."""
+        return task * KEY_GROUPS // self.tasks, (task + 1) * KEY_GROUPS // self.tasks
+
+
+@dataclass
+class Work:
+    """One task of one epoch, from its inbox to its outbox."""
+
+    context: EpochTask
+    task: int
+    current: dict[str, list[View]] = field(default_factory=dict)
+    writers: dict[str, ResultWriter | GroupWriter] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    driven: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Per driving relation the seconds it took and the results complete in this task."""
+
+    def __post_init__(self) -> None:
+        context = self.context
+        # How `Config.memory_limit` is shared out: half for blocks read before, a quarter for what has arrived, the
+        # rest for what is being joined, sent and merged.
+        CACHE.resize(context.memory // 2)
+        self.inbox_bytes = context.memory // 4
+        self.outbox = Outbox(limit=context.memory // 16)
+        self.prober = Prober(
+            context.plan,
+            context.iterative,
+            context.chunk_rows,
+            context.memory // 16,
+            context.clock_us,
+            self.runs,
+            self.ship,
+            self.emit,
+        )
+        self._mine: dict[str, list[SegmentInfo]] = {}
+        self._opened: dict[str, Segment] = {}
+        self._range: HashRange | None = None
+        self._dense: frozenset[str] = frozenset()
+        self._loaded: dict[str, View] = {}
+        """What the pass that is under way has put together, by store."""
+        self._new_runs: dict[str, str] = {}
+        # Writing waits for the disk, and Arrow, xxhash and the system calls do without the interpreter's lock.
+        self.pen = ThreadPoolExecutor(1, thread_name_prefix="plait-append")
+        self._being_written: list[Future[SegmentInfo]] = []
+        self._metered = replace(METER)
+
+    def timed(self, name: str) -> _Timer:
+        return _Timer(self.seconds, name)
+
+    def untimed(self, name: str) -> _Timer:
+        return _Timer(self.seconds, name, -1)
+
+    def received(self, batches: Iterable[pa.RecordBatch]) -> Inbox:
+        """What the sources have sent to this task, as sorted buckets."""
+        context = self.context
+        return Inbox.read(batches, self.inbox_bytes, cuts(context.plan.inputs, context.tasks, context.clock_us))
+
+    def forward(self, notes: list[bytes]) -> None:
+        """Passes descriptors on, and keeps in mind which segments of this epoch lie in this task's key groups."""
+        for note in notes:
+            self.outbox.rows.append((self.task, -1, note))
+            content = json.loads(note)
+            if content["kind"] == "segment":
+                info = SegmentInfo.from_json(content["info"])
+                self.current.setdefault(info.store, []).append(self._view(info))
+
+    def append_and_probe(self, inbox: Inbox) -> Iterator[None]:
+        """The first hop: stops after every slice of what arrived, for the outbox to be emptied."""
+        context = self.context
+        if context.home.remote is not None and context.epoch % CACHE_SWEEP_EPOCHS == 0:
+            context.home.forget(context.live_paths, time.time() - CACHE_MIN_AGE_SECONDS)
+        inputs = {edge.id: edge for i in context.plan.inputs for edge in i.edges}
+        groups = context.groups(self.task)
+        ranges = list(pairwise(inbox.bounds(self.inbox_bytes, groups)))
+        for number, tables in enumerate(inbox.slices(self.inbox_bytes, groups)):
+            # No more than one slice waits to be written.
+            self.settle()
+            self.current.clear()
+            for edge, table in tables.items():
+                self.append(inputs[edge], table)
+                reached("task.append", context.epoch)
+            with self.timed("probe"):
+                for part in self.passes(tables, 1):
+                    for tree in context.plan.trees:
+                        if tree.edge in part and tree.replays is None:
+                            self.drive(tree, part[tree.edge])
+                            reached("task.probe", context.epoch)
+                self.replay(ranges[number])
+            # The smallest hashes are in the first slice of the first task.
+            if context.sampled and self.task == 0 and number == 0:
+                with self.timed("sample"):
+                    self.sample(tables)
+            yield
+
+    def probe_arrived(self, inbox: Inbox, hop: int) -> Iterator[None]:
+        """A later hop: stops after every slice of what arrived, for the outbox to be emptied."""
+        for tables in inbox.slices(self.inbox_bytes, self.context.groups(self.task)):
+            with self.timed("probe"):
+                for part in self.passes(tables, hop):
+                    for tree in self.context.plan.trees:
+                        for top in tree.nodes:
+                            self.continue_from(top, 1, hop, part)
+            yield
+
+    def append(self, edge: IngestEdge, table: pa.Table) -> None:
+        """Adds the bucket to its store: at once for this task's probes, and as a segment written beside them."""
+        if edge.store is None:
+            return
+        plan = self.context.plan
+        store = plan.store_by_id[edge.store]
+        hashes = table.column(HASH).to_numpy()
+        rows = table.select(self._stored_columns(store))
+        view = viewed_now(MemoryRun(hashes, rows), self._sets(store), self.context.epoch, plan.filter_by_id)
+        self.current.setdefault(store.id, []).append(view)
+        run = self._new_runs.setdefault(store.id, new_run())
+        self._being_written.append(self.pen.submit(self._written, store, hashes, rows, run))
+
+    def _written(self, store: Store, hashes: U64, rows: pa.Table, run: str) -> SegmentInfo:
+        context = self.context
+        origin = Origin((context.epoch, context.epoch), self._sets(store))
+        with self.timed("append"):
+            if not context.compress:
+                how = {"epoch": context.epoch, "tier": 0}
+                return write_segment(
+                    context.home, store, rows, hashes, **how, sync=context.sync, run=run, origin=origin
+                )
+            width = 8 + rows.nbytes / len(hashes)
+            with writing_deep(context.home, store, rows.schema, width, context.sync) as out:
+                out.write(hashes, rows)
+            return out.info(epoch=context.epoch, tier=0, run=run, origin=origin)
+
+    def _sets(self, store: Store) -> Sets:
+        """What is known of the filters that this epoch's rows pass."""
+        source = self.context.plan.input_by_relation[store.relation]
+        ids = tuple(f.id for f in source.filters)
+        return Sets(bits=ids) if source.masked else Sets(passed=ids)
+
+    def _stored_columns(self, store: Store) -> list[str]:
+        source = self.context.plan.input_by_relation[store.relation]
+        masks = mask_columns(len(source.filters)) if store.masked else ()
+        return [*(c.name for c in store.columns), *masks, *([ARRIVED] if store.ttl_us is not None else [])]
+
+    def settle(self) -> None:
+        """Waits until all that was appended is on disk, and tells of it."""
+        waiting, self._being_written = self._being_written, []
+        for written in waiting:
+            self.outbox.note(self.task, kind="segment", info=written.result().to_json())
+
+    def passes(self, tables: Mapping[int, pa.Table], hop: int) -> Iterator[Mapping[int, pa.Table]]:
+        """The tuples that arrived at a hop, at once or range of hashes by range: what reads the fewest blocks."""
+        share = self.context.memory // 2
+        context = self.context
+        reads = reads_at(context.plan, hop, tables, self._own, self._share_within, context.arriving)
+        chosen = passes_for(reads, share * 3 // 4)
+        if chosen.count == 1:
+            yield tables
+            return
+        CACHE.resize(share // 4)
+        for hashes, part in chosen.cut(tables):
+            self._range, self._dense, self._loaded = hashes, chosen.dense, {}
+            yield part
+        self._range, self._dense, self._loaded = None, frozenset(), {}
+        CACHE.resize(share)
+
+    def drive(self, tree: ProbeTree, table: pa.Table) -> None:
+        """Sends new tuples of one relation through its probe tree, as far as this hop goes."""
+        if tree.filter is not None and tree.replays is None:
+            position = self.context.plan.input_by_relation[tree.relation].position(tree.filter)
+            table = take_table(table, np.flatnonzero(tested(table.column, position)))
+        if not table.num_rows:
+            return
+        base = Partial(table.column(HASH).to_numpy(), (Slot(table),))
+        begun, before = time.perf_counter(), sum(writer.rows for writer in self.writers.values())
+        for emit in tree.emits:
+            self.emit(emit, base)
+        self._visit_all(tree.nodes, base)
+        done = self.driven.setdefault(tree.relation, {"seconds": 0.0, "rows": 0})
+        done["seconds"] += time.perf_counter() - begun
+        done["rows"] += sum(writer.rows for writer in self.writers.values()) - before
+
+    def continue_from(self, node: Node, slots: int, hop: int, tables: Mapping[int, pa.Table]) -> None:
+        """Finds the nodes at which tuples of this hop arrive and goes on from there."""
+        if node.step.hop == hop and node.id in tables:
+            self._visit_all((node,), arrived(tables[node.id], slots))
+        for child in node.children:
+            self.continue_from(child, slots + 1, hop, tables)
+
+    def _visit_all(self, nodes: tuple[Node, ...], base: Partial) -> None:
+        frame: Frame | None = None
+        for node in nodes:
+            frame = self.prober.frame(node, base) if frame is None or not node.step.exact else frame
+            self.prober.visit(node, frame)
+
+    def replay(self, hashes: HashRange) -> None:
+        """Queries that begin with what is there: rows at rest of one of their streams drive once, like new ones.
+
+        Those of a slice's range of hashes: they see the rows of tables that come with it.
+        """
+        for tree in self.context.plan.trees:
+            for table in () if tree.replays is None else self._resting(tree, tree.replays, hashes):
+                self.drive(tree, table)
+                reached("task.replay", self.context.epoch)
+
+    def _resting(self, tree: ProbeTree, replay: Replay, hashes: HashRange) -> Iterator[pa.Table]:
+        """Rows of a store that a query sees, in a range of hashes, some at a time, sorted by hash."""
+        plan = self.context.plan
+        store = plan.store_by_id[replay.store]
+        low, high = hashes
+        views = [
+            view
+            for info in self._own(store.id)
+            if info.max_born >= (replay.floor or 0)
+            if len((view := self._view(info)).hashes)
+        ]
+        asked = [ARRIVED] if store.ttl_us is not None else []
+        asked += [BORN] if replay.floor is not None else []
+        asked += [filter_column(tree.filter)] if tree.filter is not None else []
+        names = [*(c.name for c in store.columns), *asked]
+        rows = sum(len(view.hashes) for view in views)
+        width = sum(view.width * len(view.hashes) for view in views) / max(1, rows)
+        parts = max(1, math.ceil(rows * width / max(1, self.inbox_bytes)))
+        bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
+        for begin, end in pairwise(bounds):
+            pieces = []
+            for view in views:
+                found, part = view.run.between(begin, end)
+                if len(found):
+                    pieces.append((found, view.table(names, part, len(found))))
+            if pieces:
+                run = together(pieces)
+                table = pa.table([pa.array(run.hashes), *run.table.columns], names=[HASH, *names])
+                keep = self._held(table, tree, store, replay)
+                yield table if keep.all() else take_table(table, np.flatnonzero(keep))
+
+    def _held(self, table: pa.Table, tree: ProbeTree, store: Store, replay: Replay) -> Flags:
+        """The rows that the query itself would hold."""
+        keep = np.ones(table.num_rows, np.bool_)
+        if tree.filter is not None:
+            keep &= table.column(filter_column(tree.filter)).to_numpy()
+        if store.ttl_us is not None:
+            keep &= table.column(ARRIVED).to_numpy() + store.ttl_us > self.context.clock_us
+        if replay.floor is not None:
+            keep &= table.column(BORN).to_numpy() >= replay.floor
+        if replay.above_us is not None and store.time_column is not None:
+            times = microseconds(table.column(store.time_column)).fill_null(np.iinfo(np.int64).min)
+            keep &= times.to_numpy() > replay.above_us
+        return keep
+
+    def runs(self, step: Step, times: Span) -> list[View]:
+        """The rank rule: all earlier epochs; of this epoch only what ranks below the driving relation.
+
+        Segments without a row in the window, or above the floor, are left out.
+        """
+        return self.runs_of(step.store, step.sees_current, times, step.floor or 0)
+
+    def runs_of(self, store: str, sees_current: bool, times: Span = (None, None), floor: int = 0) -> list[View]:
+        current = self.current.get(store, []) if sees_current else []
+        if store in self._dense and times == (None, None):
+            return [self._together(store), *current]
+        own = self._own(store)
+        mine = [info for info in own if _overlaps(info, times) and info.max_born >= floor]
+        METER.segments_skipped += len(own) - len(mine)
+        return [*(self._view(info) for info in mine), *current]
+
+    def _view(self, info: SegmentInfo) -> View:
+        return viewed(self._open(info), info, self.context.plan.filter_by_id)
+
+    def _own(self, store: str) -> list[SegmentInfo]:
+        """The live segments with rows of this task's key groups."""
+        if store not in self._mine:
+            low, high = self.context.groups(self.task)
+            infos = self.context.live.get(store, ())
+            self._mine[store] = [info for info in infos if info.lo_group < high and info.hi_group > low]
+        return self._mine[store]
+
+    def _share_within(self, info: SegmentInfo, hashes: U64) -> float:
+        """Which share of some keys may be in a compressed segment, as far as its filter can tell."""
+        segment = self._open(info)
+        assert isinstance(segment, DeepSegment)
+        return segment.may_have(hashes) / max(1, len(hashes))
+
+    def sample(self, tables: Mapping[int, pa.Table]) -> None:
+        """Looks the smallest new keys up in all stores on their attribute, and counts the keys of every store."""
+        plan = self.context.plan
+        for wish in plan.samples:
+            if wish.edge not in tables or wish.edge not in self.context.sampled:
+                continue
+            table = tables[wish.edge]
+            source = next(i for i in plan.inputs if any(edge.id == wish.edge for edge in i.edges))
+            position = None if wish.filter is None else source.position(wish.filter)
+            keys, tuples = smallest(passing(table, table.column(HASH).to_numpy(), position))
+            if not len(keys):
+                continue
+            asked = [(wish.own, None, False), *wish.stores]
+            stores = [(store, bit) for store, bit, _ in asked]
+            runs = [self.runs_of(store, sees) for store, _, sees in asked]
+            found = sampled(wish.edge, wish.filter, keys, tuples, stores, runs)
+            self.outbox.note(self.task, kind="sample", sample=found.to_json())
+        _, groups = self.context.groups(self.task)
+        # Of runs that another number of tasks has written, only what this task owns.
+        fronts = {s.id: [front(run.hashes, groups) for run in self.runs_of(s.id, True)] for s in plan.stores}
+        counts = {store: key_count(runs, groups / KEY_GROUPS) for store, runs in fronts.items()}
+        self.outbox.note(self.task, kind="keys", keys=counts)
+
+    def _open(self, info: SegmentInfo) -> Segment:
+        found = self._opened.get(info.path)
+        if found is None:
+            found = open_segment(self.context.home, info, self.context.verified_dir)
+            self._opened[info.path] = found
+        return found
+
+    def _together(self, store: str) -> View:
+        """All rows of a store that the pass under way is about, with all that steps can ask of them."""
+        assert self._range is not None
+        found = self._loaded.get(store)
+        if found is None:
+            plan = self.context.plan
+            of = plan.store_by_id[store]
+            asked = sorted(self._asked_of(store)) + ([BORN] if of.floors else [])
+            names = [*(c.name for c in of.columns), *asked, *([ARRIVED] if of.ttl_us is not None else [])]
+            pieces = []
+            for info in self._own(store):
+                view = self._view(info)
+                hashes, part = view.run.between(*self._range)
+                pieces.append((hashes, view.table(names, part, len(hashes))))
+            first = min((info.min_born for info in self._own(store)), default=0)
+            found = self._loaded[store] = View(together(pieces), Sets(), first, plan.filter_by_id)
+        return found
+
+    def _asked_of(self, store: str) -> set[str]:
+        """The filters that steps ask rows of a store for."""
+        nodes = [node for tree in self.context.plan.trees for top in tree.nodes for node in top.walk()]
+        return {filter_column(n.step.filter) for n in nodes if n.step.store == store and n.step.filter is not None}
+
+    def ship(self, node: Node, table: pa.Table) -> None:
+        self.outbox.ship(node.id, table, self.context.tasks)
+
+    def emit(self, emit: Emit, partial: Partial) -> None:
+        writer = self.writers.get(emit.query)
+        if writer is None:
+            writer = self.writers[emit.query] = self._writer(emit.query)
+        # Rows are materialised inside the probe's time; take it out so that the parts add up.
+        with self.timed("materialise"), self.untimed("probe"):
+            writer.write(emit, partial)
+
+    def _writer(self, name: str) -> ResultWriter | GroupWriter:
+        context = self.context
+        query = context.plan.query_by_name[name]
+        columns = tuple(column for column, _ in query.columns)
+        if name not in context.kept:
+            return ResultWriter(name, columns, None, context.sync)
+        if query.grouping is None:
+            return ResultWriter(name, columns, context.results, context.sync)
+        return GroupWriter(name, columns, query.grouping, context.results, context.sync, context.memory // 16)
+
+    def merge(self) -> None:
+        """Compaction the driver gave to this task, as far as its time goes."""
+        with self.timed("merge"):
+            self._merge()
+
+    def _merge(self) -> None:
+        context = self.context
+        until = time.perf_counter() + context.merge_seconds
+        for merge in context.merges:
+            if merge.task != self.task:
+                continue
+            done = merge_some(
+                context.home,
+                context.plan.store_by_id[merge.store],
+                merge,
+                epoch=context.epoch,
+                horizon_us=context.horizons.get(merge.store),
+                now_us=context.clock_us,
+                sync=context.sync,
+                verified_dir=context.verified_dir,
+                part_bytes=min(PART_BYTES, context.memory // 32),
+                more=lambda: time.perf_counter() < until,
+                filters=self._filters_of(merge.store),
+            )
+            added = [info.to_json() for info in done.added]
+            gone = {"removed": done.removed, "let_go": done.let_go, "store": merge.store}
+            self.outbox.note(self.task, kind="merge", added=added, written=done.written, **gone)
+            reached("task.merge", context.epoch)
+            if time.perf_counter() >= until:
+                break
+
+    def _filters_of(self, store: str) -> tuple[Filter, ...]:
+        return self.context.plan.input_by_relation[self.context.plan.store_by_id[store].relation].filters
+
+    def copy(self) -> None:
+        """The part that this task has in filling stores from others."""
+        context, plan = self.context, self.context.plan
+        for copy in context.copies if self.task < context.tasks else ():
+            with self.timed("build"):
+                source = plan.store_by_id[copy.source]
+                begin = copy.begin + (copy.end - copy.begin) * self.task // context.tasks
+                end = copy.begin + (copy.end - copy.begin) * (self.task + 1) // context.tasks
+                done = copied(
+                    context.home,
+                    plan.store_by_id[copy.store],
+                    [
+                        info
+                        for info in context.live.get(copy.source, ())
+                        if info.lo_group < end and info.hi_group > begin
+                    ],
+                    (begin, end),
+                    before=copy.before,
+                    epoch=context.epoch,
+                    source_ttl_us=source.ttl_us,
+                    horizon_us=context.horizons.get(copy.store),
+                    now_us=context.clock_us,
+                    filters=self._filters_of(copy.store),
+                    part_bytes=min(PART_BYTES, context.memory // 32),
+                    deep=context.compress,
+                    sync=context.sync,
+                    verified_dir=context.verified_dir,
+                )
+            infos = [info.to_json() for info in done.added]
+            self.outbox.note(self.task, kind="copy", store=copy.store, infos=infos, let_go=done.let_go)
+            reached("task.build", context.epoch)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Closes the results and hands everything to Spark."""
+        self.settle()
+        for query, writer in self.writers.items():
+            with self.timed("materialise"):
+                files = [asdict(file) for file in writer.close()]
+            self.outbox.note(self.task, kind="result", query=query, rows=writer.rows, files=files)
+        edges = {str(node): asdict(count) for node, count in self.prober.counts.items()}
+        reads = METER.since(self._metered)
+        work = {"edges": edges, "seconds": self.seconds, "driven": self.driven, "reads": reads}
+        self.outbox.note(self.task, kind="work", **work)
+        yield from self.outbox.batches()
+
+
+def _overlaps(info: SegmentInfo, times: Span) -> bool:
+    """The zone map: whether a segment can have rows with such event times."""
+    low, high = times
+    if info.min_time is None or info.max_time is None:
+        return True
+    return (low is None or info.max_time >= low) and (high is None or info.min_time <= high)
+
+
+@dataclass
+class _Timer:
+    """Adds the time spent inside `with` to `seconds[name]`, or takes it off."""
+
+    seconds: dict[str, float]
+    name: str
+    sign: int = 1
+    _begin: float = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + self.sign * (time.perf_counter() - self._begin)

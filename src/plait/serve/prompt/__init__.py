@@ -1,0 +1,1 @@
+"""`plait sql`: the prompt and its statements."""

@@ -1,0 +1,76 @@
+"""An aggregate right above a join as the join's tasks make it, if they can: Catalyst's expressions, translated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from plait.query.decimals import digits
+from plait.query.graph import INTEGRAL
+from plait.query.grouping import COUNT, MAX, MIN, SUM, Grouping, GroupKey, GroupValue
+from plait.sql.answer.maintain import Maintained, Part
+from plait.sql.join.expressions import Node
+from plait.sql.join.graph_rules import Draft
+from plait.sql.join.multiway import items
+from plait.sql.join.task_expressions import Translator
+
+_FUNCTIONS = {"Count": COUNT, "Sum": SUM, "Min": MIN, "Max": MAX}
+_TIMES = ("date", "timestamp", "timestamp_ntz")
+_KEYS = (*INTEGRAL, *_TIMES, "boolean", "string")
+
+
+def grouping_of(kept: Maintained, draft: Draft) -> Grouping | None:
+    """What tasks make of joined rows, in the columns of partial rows; None if that needs Spark."""
+    if any(condition.expr is None for condition in draft.conditions):
+        return None
+    attributes = items(kept.aggregate.child().output())
+    # A join that nothing is read of has an output all the same.
+    known = {a.exprId().id(): node for a, node in zip(attributes, draft.join.outputs, strict=False)}
+    there = {ref for output in draft.outputs for ref in output.refs}
+    translate = Translator(draft.column, may_fail=True)
+
+    def read_node(jvm: Any) -> Node:
+        return kept.logical.read(jvm, known)
+
+    keys = [translate(read_node(jvm)) for jvm in kept.groupings]
+    values = [_value(f"p{i}", part, read_node, translate) for i, part in enumerate(kept.parts)]
+    whole = [key for key in keys if key is not None and _is_key(key.type)]
+    made = [value for value in values if value is not None]
+    if len(whole) < len(keys) or len(made) < len(values):
+        return None
+    found = Grouping(tuple(map(GroupKey, kept.keys, whole)), tuple(made))
+    return found if found.columns <= there else None
+
+
+def _value(name: str, part: Part, read_node: Callable[[Any], Node], translate: Translator) -> GroupValue | None:
+    expression = part.expression
+    function = expression.aggregateFunction()
+    made = _FUNCTIONS.get(str(function.nodeName()))
+    if made is None or expression.filter().isDefined() or function.children().size() != 1:
+        return None
+    node = read_node(function.children().apply(0))
+    if made == COUNT and node.name == "Literal" and node.value is not None:
+        return GroupValue(name, COUNT, None, part.type)
+    argument = translate(node)
+    if argument is None or not _is_same(made, argument.type, part.type):
+        return None
+    return GroupValue(name, made, argument, part.type)
+
+
+def _is_key(kind: str) -> bool:
+    """Whether Arrow tells values of this type apart exactly where Spark does: it takes -0.0 and 0.0 for two."""
+    return kind in _KEYS or digits(kind) is not None
+
+
+def _is_same(function: str, argument: str, result: str) -> bool:
+    """Whether Arrow's function over such an argument is Spark's: of NaN, least and greatest are not."""
+    if function == COUNT:
+        return True
+    if function in (MIN, MAX):
+        return argument == result and (argument in (*INTEGRAL, *_TIMES) or digits(argument) is not None)
+    if argument in INTEGRAL:
+        return result == "bigint"
+    if argument in ("float", "double"):
+        return result == "double"
+    mine, theirs = digits(argument), digits(result)
+    return mine is not None and theirs is not None and mine.scale == theirs.scale

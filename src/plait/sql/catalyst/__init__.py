@@ -1,0 +1,1 @@
+"""Reading Catalyst's plans: all that holds live objects of the JVM."""

@@ -1,0 +1,1 @@
+"""From a plan to join graphs: Two-Step Convert, keys, windows, conditions."""

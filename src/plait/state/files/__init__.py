@@ -1,0 +1,1 @@
+"""Files wherever they lie: names, errors, owners."""

@@ -1,0 +1,1 @@
+"""What was committed: manifests, catalogs, events, and the checkpoint that holds them."""

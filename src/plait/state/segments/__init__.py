@@ -1,0 +1,1 @@
+"""Rows at rest: segments, runs, tiers, and what is read of them."""

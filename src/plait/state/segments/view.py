@@ -1,0 +1,97 @@
+"""A run seen as its store is today, whatever its store was when the run was written.
+
+Rows are asked for columns by name.  Beside the columns that the run has, a view knows the births of its rows (BORN),
+whether they pass a filter (`filter_column`), and that they never expire where there was no TTL (ARRIVED).  A column
+that the store got later is NULL: its rows are older than the floor of every query that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from plait.kernels import I64, U64
+from plait.query.plan import ARRIVED, BORN, FOREVER, Filter
+from plait.state.segments.columns import single
+from plait.state.segments.filter_sets import Sets
+from plait.state.segments.run import Found, MemoryRun
+from plait.state.segments.segment import SegmentInfo
+from plait.state.segments.segment_reader import Segment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """A run, and what is known of its rows beside their columns."""
+
+    run: Segment
+    sets: Sets
+    min_born: int
+    """The first epoch in which a row arrived: of all rows, unless they have BORN."""
+    filters: Mapping[int, Filter]
+
+    @property
+    def hashes(self) -> U64:
+        """The run's."""
+        return self.run.hashes
+
+    @property
+    def first(self) -> int:
+        """The run's."""
+        return self.run.first
+
+    @property
+    def width(self) -> float:
+        """The run's."""
+        return self.run.width
+
+    def find(self, probes: U64) -> Found:
+        """The run's."""
+        return self.run.find(probes)
+
+    def announce(self, rows: I64) -> None:
+        """The run's."""
+        self.run.announce(rows)
+
+    def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
+        """Columns of the rows with these numbers; each column of the run is read once."""
+        there = self.run.names
+        asked = {name: self.filters[int(name[2:])] for name in names if name.startswith("#f") and name not in there}
+        wanted = [name for name in names if name in there]
+        wanted += [name for f in asked.values() for name in self.sets.columns(f, there)]
+        wanted = list(dict.fromkeys(wanted))
+        found = dict(zip(wanted, self.run.take(wanted, rows), strict=True))
+        return [self._column(name, asked.get(name), found, len(rows)) for name in names]
+
+    def table(self, names: Sequence[str], rows: pa.Table, count: int) -> pa.Table:
+        """These columns of a slice of the run with so many rows."""
+        there = frozenset(rows.column_names)
+        asked = {name: self.filters[int(name[2:])] for name in names if name.startswith("#f") and name not in there}
+        found = {name: single(rows.column(name)) for name in rows.column_names}
+        columns = [self._column(name, asked.get(name), found, count) for name in names]
+        return pa.table(columns, names=list(names)) if names else pa.table({})
+
+    def passes_all(self, filter: int) -> bool:
+        """Whether every row passes a filter, as far as can be told without reading one."""
+        return self.sets.known(self.filters[filter]) in self.sets.passed
+
+    def _column(self, name: str, asked: Filter | None, found: Mapping[str, pa.Array], rows: int) -> pa.Array:
+        if asked is not None:
+            return pa.array(self.sets.passing(asked, found.__getitem__, rows, found))
+        if name in found:
+            return found[name]
+        if name == BORN:
+            return pa.array(np.full(rows, self.min_born, np.int64))
+        return pa.array(np.full(rows, FOREVER, np.int64)) if name == ARRIVED else pa.nulls(rows)
+
+
+def viewed(run: Segment, info: SegmentInfo, filters: Mapping[int, Filter]) -> View:
+    """A segment of a store.  One that cannot tell its rows' births apart counts as of its first."""
+    return View(run, info.sets, info.min_born, filters)
+
+
+def viewed_now(run: MemoryRun, sets: Sets, epoch: int, filters: Mapping[int, Filter]) -> View:
+    """Rows that arrive in an epoch."""
+    return View(run, sets, epoch, filters)
