@@ -349,7 +349,11 @@ def test_what_a_session_calls_its_zone_is_no_part_of_the_state(
             with monkeypatch.context() as patch:
                 if release == "before" and number < 3:
                     # Releases before wrote and read the session's name for the zone.
-                    for place in ("runtime.bucketise.in_utc", "state.reader.in_utc", "state.deep.schema_in_utc"):
+                    for place in (
+                        "runtime.task.bucketise.in_utc",
+                        "state.segments.segment_reader.in_utc",
+                        "state.segments.block_segment.schema_in_utc",
+                    ):
                         patch.setattr(f"plait.{place}", lambda table: table)
                 else:
                     monkeypatch.setattr(reader, "_open", OrderedDict())
