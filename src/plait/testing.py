@@ -33,7 +33,7 @@ from plait.query.expr import Expr
 from plait.query.plan import NEEDED, Input, Plan, mask_columns
 from plait.runtime.answers.answer import LiveResults, Sources
 from plait.runtime.answers.result_reader import ResultRows
-from plait.runtime.driver import commit as commits
+from plait.runtime.driver.collect import Collected, collected
 from plait.runtime.driver.deliver import deliver
 from plait.runtime.driver.epoch import Changes, Driver, Epoch, Planner, commit, observe, prepare, replan
 from plait.runtime.driver.result_merge import merge_results
@@ -245,7 +245,7 @@ class LocalEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _join(self, epoch: Epoch, arrivals: Mapping[str, pa.Table]) -> commits.Collected:
+    def _join(self, epoch: Epoch, arrivals: Mapping[str, pa.Table]) -> Collected:
         """`epoch.join` with a loop for a job."""
         task = epoch.task
         assert task is not None
@@ -264,7 +264,7 @@ class LocalEngine:
         for batch in rows:
             assert set(batch.column(1).to_pylist()) == {DESCRIPTOR}, "tuples are left over after the last hop"
             notes.extend(batch.column(2).to_pylist())
-        return commits.collected(notes, task.plan)
+        return collected(notes, task.plan)
 
     def _hop_by_hop(self, task: EpochTask, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         for hop in range(1, task.plan.hops + 1):

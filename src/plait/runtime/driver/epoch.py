@@ -29,6 +29,7 @@ from plait.runtime.answers.answer_queue import Behind
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver import commit as commits
 from plait.runtime.driver.batch_sizes import Batches
+from plait.runtime.driver.collect import Collected, collected
 from plait.runtime.driver.deliver import arrive, deliver
 from plait.runtime.driver.offsets import make_durable, same_source, source_digest
 from plait.runtime.driver.result_merge import merge_results
@@ -162,7 +163,7 @@ class Epoch:
     seconds: dict[str, float] = field(default_factory=dict)
     task: EpochTask | None = None
     dropped: list[SegmentInfo] = field(default_factory=list)
-    account: commits.Collected = field(default_factory=commits.Collected)
+    account: Collected = field(default_factory=Collected)
     manifest: Manifest | None = None
     plan: Plan | None = None
     """The plan that it ran with; the driver's may be the next epoch's already."""
@@ -280,7 +281,7 @@ def join(epoch: Epoch) -> None:
             rows = exchange(rows, task.tasks).mapInArrow(later_hop(task, hop), SCHEMA)
     notes = [bytes(row.payload) for row in rows.collect()]
     reached("commit.1", epoch.number)
-    epoch.account = commits.collected(notes, task.plan)
+    epoch.account = collected(notes, task.plan)
     batches.saw(epoch.account.row_bytes)
 
 
@@ -403,7 +404,7 @@ def observe(epoch: Epoch) -> None:
         "seconds": epoch.seconds,
         "task_seconds": counted,
         "edges": {str(node): asdict(count) for node, count in account.edges.items()},
-        "driven": account.driven,
+        "driven": {relation: asdict(done) for relation, done in account.driven.items()},
         "ranks": list(plan.ranks),
         "orders": {shown(q.name): {alias: list(order) for alias, order in q.orders} for q in plan.queries},
         "optimiser": epoch.optimiser,

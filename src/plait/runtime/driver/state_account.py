@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.runtime.driver.commit import Collected
+from plait.runtime.driver.collect import Collected
 from plait.state.files.segment_home import SegmentHome
 from plait.state.log.manifest import LiveState
 from plait.state.segments.segment import SegmentInfo
@@ -74,12 +74,12 @@ class StateAccount:
                 "read": sum(runs[s] * sum(i.rows for i in f) for s, f in live.segments.items()) / rows if rows else 0.0,
                 "space": (sum(info.bytes for info in infos) + self.retired_bytes) / state if state else 1.0,
             },
-            "skipped": reads.get("segments_skipped", 0),
-            "filter": {name: reads.get(f"filter_{name}", 0) for name in ("asked", "passed", "found")},
+            "skipped": reads.segments_skipped,
+            "filter": {"asked": reads.filter_asked, "passed": reads.filter_passed, "found": reads.filter_found},
             "blocks": {
-                "read": reads.get("blocks_read", 0),
-                "cached": reads.get("blocks_cached", 0),
-                "bytes": reads.get("block_bytes", 0),
+                "read": reads.blocks_read,
+                "cached": reads.blocks_cached,
+                "bytes": reads.block_bytes,
             },
-            **({"cache": {name: reads.get(f"cache_{name}", 0) for name in _CACHE}} if remote else {}),
+            **({"cache": {name: getattr(reads, f"cache_{name}") for name in _CACHE}} if remote else {}),
         }
