@@ -56,7 +56,7 @@ def local_engine(
     follows = planner if replans else None
     try:
         with LocalEngine(checkpoint, planner.plan, planner.config, clock=Clock(), planner=follows, work=work) as engine:
-            engine.driver.sinks = {QUERY: Noop()}
+            engine.change(sinks={QUERY: Noop()})
             yield engine
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)

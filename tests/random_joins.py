@@ -527,7 +527,7 @@ def run_case(
                     totals[name] += bag(table)
                 assert engine.live.watermark_ms == model.watermark_ms
                 look(engine)
-                report = engine.driver.progress[-1]
+                report = engine.progress[-1]
                 assert report["rows_late"] == {r: model.late.get(r, 0) for r in plan.ranks}
                 assert report["rows_out"] == {name: table.num_rows for name, table in added.items()}
                 yield Seen(totals, {name: oracle.bag(model.sql(name)) for name in case.queries}, report)

@@ -104,7 +104,7 @@ class Runner:
             for arrived in self.arrivals:
                 engine.run(arrived)
             seconds = time.perf_counter() - begun
-            progress = list(engine.driver.progress)
+            progress = list(engine.progress)
         total = EdgeCount()
         for report in progress:
             for count in report["edges"].values():

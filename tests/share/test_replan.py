@@ -334,7 +334,7 @@ def test_a_forecast_that_is_no_number_keeps_the_last_good_plan_and_says_so(bad: 
     assert planner.plan is good
     assert planner.said == "the plan is kept after epoch 2: a forecast is not a finite number"
     assert planner.failures == 0
-    json.dumps(planner.report())
+    json.dumps(planner.report().json)
     del planner.history.series["κ", "gone[k]"]
     assert show(planner, 3, B_DROPS) or show(planner, 4, B_DROPS)
 
@@ -386,7 +386,7 @@ def test_a_store_emptied_by_expiry_has_no_keys_and_the_plan_stays(tmp_path: Path
         assert planner.history.latest(("rows", "a[k]"), -1) == 0
         assert planner.failures == 0
         assert planner.plan is good
-        assert engine.driver.progress[-1]["optimiser"]["said"] == planner.said
+        assert engine.progress[-1]["optimiser"]["said"] == planner.said
 
 
 # ---------------------------------------------------------------- on rows
@@ -403,12 +403,12 @@ def test_the_engine_follows_the_planner_when_the_data_drifts(tmp_path: Path) -> 
             sizes = (100, 10) if turn < 4 else (10, 100)
             engine.run({n: rows(*new[:size], *range(-100, -size)) for n, size in zip("bc", sizes, strict=True)})
             engine.run({"a": rows(*new)})
-            orders.append(tuple(engine.driver.progress[-1]["orders"]["q"]["a"]))
-            assert engine.driver.plan is planner.plan
+            orders.append(tuple(engine.progress[-1]["orders"]["q"]["a"]))
+            assert engine.plan is planner.plan
     # The turn after the data has changed the order has, too.
     assert orders[1:4] == [("c", "b")] * 3
     assert orders[5:] == [("b", "c")] * 3
-    told = [s for s in engine.driver.progress[-1]["optimiser"]["switches"] if s["driver"] == "a"]
+    told = [s for s in engine.progress[-1]["optimiser"]["switches"] if s["driver"] == "a"]
     assert [(s["old"], s["new"]) for s in told] == [(("b", "c"), ("c", "b")), (("c", "b"), ("b", "c"))]
     assert "because γ(a → " in told[1]["text"]
 
@@ -432,7 +432,7 @@ def test_streams_that_take_turns_are_sampled_all_the_same(tmp_path: Path) -> Non
 def test_the_report_is_json_and_holds_estimates_of_every_probe() -> None:
     planner = settled()
     show(planner, 2, C_DROPS)
-    report = json.loads(json.dumps(planner.report()))
+    report = json.loads(json.dumps(planner.report().json))
     assert (report["orderer"], report["policy"], report["failures"]) == ("dp_pick", "registration", 0)
     assert [s["text"] for s in report["switches"]] == [str(s) for s in planner.switches]
     probes = {(e["driver"], e["target"]): e for e in report["estimates"]}
@@ -445,8 +445,8 @@ def test_the_report_is_json_and_holds_estimates_of_every_probe() -> None:
 def test_right_after_a_switch_no_probe_is_shown_beside_the_counts_of_another() -> None:
     planner = settled()
     for probe in planner.estimates():
-        counted = probe["gamma_counted"]
-        assert counted is None or counted == pytest.approx(C_DROPS[probe["target"]], abs=0.01), probe
+        counted = probe.gamma_counted
+        assert counted is None or counted == pytest.approx(C_DROPS[probe.target], abs=0.01), probe
 
 
 # ---------------------------------------------------------------- after a restart

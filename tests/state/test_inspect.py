@@ -134,7 +134,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
     planner = Planner({"q": STAR}, streams("abc"), Config(sync=False, replan_epochs=0))
     config = Config(tasks=1, sync=False, fan_in=2, merge_share=0.01, compress_above="0")
     with pytest.MonkeyPatch.context() as patch, LocalEngine(path, planner.plan, config) as engine:
-        patch.setattr("plait.runtime.driver.epoch._IDLE_MERGE_SECONDS", 0.0)
+        patch.setattr("plait.runtime.driver.prepare.IDLE_MERGE_SECONDS", 0.0)
         patch.setattr(work, "PART_BYTES", 3000)
         patch.setattr(deep, "BLOCK_BYTES", 500)
         stores = {s.id: {"columns": [[c.name, c.type] for c in s.columns]} for s in planner.plan.stores}

@@ -28,6 +28,7 @@ from plait.query.graph import JoinGraph
 from plait.query.layout import Layout
 from plait.query.observed import Observed
 from plait.query.plan import Plan
+from plait.query.progress import Estimate, OptimiserReport, Switch
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.probe_trees import FirstLook, plan_on
@@ -40,30 +41,6 @@ MOST_SUSPECTED = 8
 
 MOST_PLANNED = 13
 """Streams of a query up to which orders are chosen: what is kept and done grows like 2 to that number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """One driver's order was replaced after `epoch`."""
-
-    epoch: int
-    query: str
-    driver: str
-    old: tuple[str, ...]
-    new: tuple[str, ...]
-    old_ns: float
-    """Forecast cost of the old order per key of the driver."""
-    new_ns: float
-    tipped: str
-    """The statistic that tipped it: its name, what it was at the last switch and what it is expected to be."""
-
-    def __str__(self) -> str:
-        saved = 100 * (1 - self.new_ns / self.old_ns) if self.old_ns else 0.0
-        return (
-            f"after epoch {self.epoch}: {self.query}.{self.driver} → {' → '.join(self.new)} instead of "
-            f"{' → '.join(self.old)}: {self.new_ns:.0f} instead of {self.old_ns:.0f} ns per key ({saved:.0f} % less), "
-            f"because {self.tipped}"
-        )
 
 
 @dataclass
@@ -107,7 +84,7 @@ class Planner:
         self._seen: dict[str, float] = {}
         self._made: dict[str, float] = {}
         self._learnt = False
-        self._report: dict[str, Any] | None = None
+        self._report: OptimiserReport | None = None
         self._unsampled: frozenset[int] = frozenset()
         self._exchanged = True
         self._counted: dict[tuple[str, str, frozenset[str], str], tuple[float, float]] = {}
@@ -161,7 +138,7 @@ class Planner:
         self._period, self._begun, self._report = Period(), now, None
         return changed
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> OptimiserReport:
         """For `run.last_progress`: the switches so far, the reason, and estimates against what was counted.
 
         It changes when a period ends; until then it is the same object.
@@ -170,16 +147,16 @@ class Planner:
             self._report = self._new_report()
         return self._report
 
-    def _new_report(self) -> dict[str, Any]:
-        return {
-            "orderer": self.config.orderer,
-            "policy": self.config.driver_policy,
-            "said": self.said,
-            "switches": [{**asdict(s), "text": str(s)} for s in self.switches],
-            "coefficients": asdict(self.coefficients),
-            "estimates": self.estimates(),
-            "failures": self.failures,
-        }
+    def _new_report(self) -> OptimiserReport:
+        return OptimiserReport(
+            orderer=self.config.orderer,
+            policy=self.config.driver_policy,
+            said=self.said,
+            switches=tuple(self.switches),
+            coefficients=asdict(self.coefficients),
+            estimates=tuple(self.estimates()),
+            failures=self.failures,
+        )
 
     def memory(self) -> dict[str, Any] | None:
         """What a restarted engine should know; None if nothing is new since the last call."""
@@ -223,9 +200,9 @@ class Planner:
         self.plan = self._planned()
         self.said = "orders are those of the last run"
 
-    def estimates(self) -> list[dict[str, Any]]:
+    def estimates(self) -> list[Estimate]:
         """Per query, driver and probe of the orders in force: γ and μ as forecast, and as counted last."""
-        found: list[dict[str, Any]] = []
+        found: list[Estimate] = []
         for (query, driver), view in self._views.items():
             order = self.orders[query][driver]
             joined = 1 << view.driver
@@ -234,15 +211,15 @@ class Planner:
                 alive = view.alive[joined]
                 counted = self._counted.get((query, driver, frozenset(order[:i]), target))
                 found.append(
-                    {
-                        "query": query,
-                        "driver": driver,
-                        "target": target,
-                        "gamma": view.alive[after] / alive if alive else 0.0,
-                        "mu": view.mu[view.names.index(target)],
-                        "gamma_counted": None if counted is None else counted[0],
-                        "mu_counted": None if counted is None else counted[1],
-                    }
+                    Estimate(
+                        query=query,
+                        driver=driver,
+                        target=target,
+                        gamma=view.alive[after] / alive if alive else 0.0,
+                        mu=view.mu[view.names.index(target)],
+                        gamma_counted=None if counted is None else counted[0],
+                        mu_counted=None if counted is None else counted[1],
+                    )
                 )
                 joined = after
         return found
