@@ -33,7 +33,7 @@ from plait.query.graph import Alias, Equality, JoinGraph, Output, Window
 from plait.query.relation import ColumnDef, Relation
 from plait.runtime.answers.answer import LiveResults
 from plait.runtime.driver.sinks import Noop
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.testing import LocalEngine
 
 ROWS = 4

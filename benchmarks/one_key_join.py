@@ -24,7 +24,7 @@ from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount
 from plait.query.plan import Plan
 from plait.query.relation import Relation
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.testing import Clock, LocalEngine
 
 KEY, VALUE, TIME = "k", "v", "ts"

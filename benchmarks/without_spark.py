@@ -13,7 +13,7 @@ from plait.query.graph import Alias, Equality, JoinGraph, Output
 from plait.query.relation import ColumnDef, Relation
 from plait.runtime.driver.sinks import Noop
 from plait.runtime.task.join_task import Work
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.testing import Clock, LocalEngine
 
 QUERY = "q"

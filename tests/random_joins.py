@@ -33,8 +33,8 @@ from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output, Win
 from plait.query.plan import Plan
 from plait.query.relation import ColumnDef, Relation
 from plait.runtime.task.join_task import Work
+from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
-from plait.share.replan import Planner
 from plait.testing import Clock, LocalEngine
 from tests.oracle import Bag, Oracle, bag
 

@@ -37,7 +37,7 @@ from plait.order.cost import Coefficients
 from plait.query.expr import ColumnRef
 from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 
 SHORT = {"Cu": "customer", "Cr": "catalog_returns", "Wr": "web_returns", "Sr": "store_returns"}
 """The paper's names for the streams."""

@@ -35,7 +35,7 @@ from plait.config import Config
 from plait.query.expr import ColumnRef
 from plait.query.graph import JoinGraph
 from plait.runtime.task.join_task import Work
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,8 +21,8 @@ from plait.query.plan import watermark_ms
 from plait.query.progress import CatalogInForce, QueryStatus
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
+from plait.share.planner import Planner
 from plait.share.probe_trees import FirstLook
-from plait.share.replan import Planner
 from plait.share.retention import keep_us, with_ttls
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint

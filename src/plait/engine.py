@@ -40,7 +40,7 @@ from plait.runtime.driver.verified import forget_verified, verified_dir
 from plait.runtime.spark.failures import translated
 from plait.runtime.spark.session import forget_origins
 from plait.runtime.task.bucketise import bucketised
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.share.retention import final_us, with_ttls
 from plait.sql.answer.residual import Residual, only_aggregate
 from plait.sql.catalyst.read_query import ReadQuery, read_query, relation_of, table_of

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, PlaitError, StorageError
 from plait.serve.state_cli import app
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.compact import compact
 from plait.state.log.inspect import Inspection

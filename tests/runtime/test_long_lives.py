@@ -21,7 +21,7 @@ from plait.runtime.answers.answer import LiveResults
 from plait.runtime.driver import result_merge
 from plait.runtime.driver.result_merge import FAN_IN, FULL_BYTES, MOST_BYTES, choose
 from plait.runtime.driver.sinks import Keep, Memory, Noop
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.files.storage import LocalFiles
 from plait.state.log.inspect import Inspection
 from plait.state.log.manifest import ManifestLog, ResultFile, manifest_name

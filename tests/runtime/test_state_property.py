@@ -25,8 +25,8 @@ from plait.runtime.task import hops as task
 from plait.runtime.task import join_task as work
 from plait.runtime.task import prober as hops
 from plait.runtime.task.passes import Passes, Reads
+from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
-from plait.share.replan import Planner
 from plait.state.log.inspect import Inspection
 from plait.state.log.manifest import LiveState
 from plait.state.segments import block_segment as deep

@@ -6,6 +6,8 @@ import json
 import math
 import random
 from collections import deque
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import pytest
 from plait.config import DRIVER_POLICIES, Config
 from plait.order.orders import fixed
 from plait.query.observed import EdgeCount, Observed
+from plait.share.planner import SWITCHES_KEPT, Planner
 from plait.share.probe_trees import build_plan
-from plait.share.replan import MOST_PLANNED, SWITCHES_KEPT, Planner
+from plait.share.replan import MOST_PLANNED, Statistics, replan
+from plait.stats.counters import Period
 from plait.testing import Clock, LocalEngine
 from tests.share.streams import joined, observed, rows, streams
 
@@ -176,6 +180,27 @@ def test_heuristics_are_taken_at_their_word(orderer: str) -> None:
     assert planner.orders["q"]["a"] == (("c", "b") if orderer == "greedy" else ("b", "c"))
     show(planner, 2, {"a": 0.5, "b": 0.5, "c": 0.5}, size={**size, "b": 10, "c": 10**6})
     assert planner.orders["q"]["a"] == (("b", "c") if orderer == "greedy" else ("c", "b"))
+
+
+def test_a_decision_follows_from_what_it_is_given_and_changes_none_of_it() -> None:
+    planner = planner_of()
+    shown = observed(planner.plan, 1, C_DROPS)
+    period = Period()
+    period.add(shown)
+    planner.history.close(period, planner.catalog.joins, planner.plan)
+    values = planner.history.next_values()
+    statistics = Statistics(1, planner.history, values, {}, planner.coefficients)
+    before = deepcopy((planner.layout.orders, planner.layout.ranks, values, planner.history.series))
+    first, second = (replan(planner.catalog, planner.layout, statistics, planner.config) for _ in range(2))
+    assert (first.layout.orders, first.switches, first.said) == (second.layout.orders, second.switches, second.said)
+    assert first.layout.orders["q"]["a"] == ("c", "b")
+    assert first.layout.plan == second.layout.plan != planner.plan
+    assert first.basis == values
+    assert (planner.layout.orders, planner.layout.ranks, values, planner.history.series) == before
+    # Nothing else is better now: the layout is the very same.
+    again = replan(planner.catalog, first.layout, replace(statistics, basis=first.basis), planner.config)
+    assert again.layout is first.layout
+    assert not again.switches
 
 
 # ---------------------------------------------------------------- periods

@@ -14,7 +14,7 @@ from plait.config import Config
 from plait.errors import CheckpointError, PlaitError
 from plait.runtime.task import join_task as work
 from plait.serve.cli import app
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.log.inspect import Inspection
 from plait.state.log.manifest import Manifest
 from plait.state.segments import block_segment as deep

@@ -47,7 +47,8 @@ def system_clock() -> int:
 class Planner(Protocol):
     """What the driver needs of the optimiser (share/planner.py): it sees each epoch, and may change the plan."""
 
-    plan: Plan
+    @property
+    def plan(self) -> Plan: ...
 
     def looked(self) -> None: ...
 
