@@ -33,7 +33,7 @@ from plait.query.graph import Alias, Equality, JoinGraph, Output, Window
 from plait.query.relation import ColumnDef, Relation
 from plait.runtime.answers.answer import LiveResults
 from plait.runtime.driver.sinks import Noop
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.testing import LocalEngine
 
 ROWS = 4
@@ -170,7 +170,7 @@ def local_life(epochs: int, sink: str, directory: str) -> Life:
         planner = Planner({"q": graph()}, relations, config)
         made = LocalEngine(directory, planner.plan, config, planner=planner)
         if sink == "noop":
-            made.driver.sinks = {"q": Noop()}
+            made.change(sinks={"q": Noop()})
         return made
 
     life = Life("local", sink, epochs)
@@ -178,7 +178,7 @@ def local_life(epochs: int, sink: str, directory: str) -> Life:
 
     def run(number: int) -> None:
         engine.run({"a": arrivals(number), "b": arrivals(number)})
-        life.rows += engine.driver.progress[-1]["rows_out"]["q"]
+        life.rows += engine.progress[-1]["rows_out"]["q"]
 
     def restart() -> None:
         nonlocal engine

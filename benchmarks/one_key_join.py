@@ -24,7 +24,7 @@ from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount
 from plait.query.plan import Plan
 from plait.query.relation import Relation
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.testing import Clock, LocalEngine
 
 KEY, VALUE, TIME = "k", "v", "ts"
@@ -153,16 +153,15 @@ def side_by_side(
 
 def _epoch(engine: LocalEngine, arrived: Mapping[str, pa.Table], rows: int) -> Ran:
     """Run one epoch, a second after the last by the engine's clock, and check its number of results."""
-    driver = engine.driver
-    assert isinstance(driver.clock, Clock)
-    driver.clock.advance(1.0)
-    plan = driver.plan
+    services, plan = engine.driver.services, engine.plan
+    assert isinstance(services.clock, Clock)
+    services.clock.advance(1.0)
     engine.run(arrived)
-    progress = driver.progress[-1]
+    progress = engine.progress[-1]
     ran = _ran(plan, progress)
     counted = progress["rows_out"].get(QUERY, 0)
     if not counted == ran.rows == rows:
-        config = driver.config
+        config = services.config
         raise PlaitError(
             "BENCH_RESULTS",
             f"epoch {progress['epoch']} gave {counted} results ({ran.rows} by driver) instead of {rows} under "

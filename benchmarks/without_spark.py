@@ -13,7 +13,7 @@ from plait.query.graph import Alias, Equality, JoinGraph, Output
 from plait.query.relation import ColumnDef, Relation
 from plait.runtime.driver.sinks import Noop
 from plait.runtime.task.join_task import Work
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.testing import Clock, LocalEngine
 
 QUERY = "q"
@@ -56,7 +56,7 @@ def local_engine(
     follows = planner if replans else None
     try:
         with LocalEngine(checkpoint, planner.plan, planner.config, clock=Clock(), planner=follows, work=work) as engine:
-            engine.driver.sinks = {QUERY: Noop()}
+            engine.change(sinks={QUERY: Noop()})
             yield engine
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)

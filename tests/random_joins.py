@@ -33,8 +33,8 @@ from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output, Win
 from plait.query.plan import Plan
 from plait.query.relation import ColumnDef, Relation
 from plait.runtime.task.join_task import Work
+from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
-from plait.share.replan import Planner
 from plait.testing import Clock, LocalEngine
 from tests.oracle import Bag, Oracle, bag
 
@@ -527,7 +527,7 @@ def run_case(
                     totals[name] += bag(table)
                 assert engine.live.watermark_ms == model.watermark_ms
                 look(engine)
-                report = engine.driver.progress[-1]
+                report = engine.progress[-1]
                 assert report["rows_late"] == {r: model.late.get(r, 0) for r in plan.ranks}
                 assert report["rows_out"] == {name: table.num_rows for name, table in added.items()}
                 yield Seen(totals, {name: oracle.bag(model.sql(name)) for name in case.queries}, report)

@@ -33,7 +33,7 @@ from benchmarks.report import publish
 from benchmarks.without_spark import QUERY
 from plait.config import DRIVER_POLICIES, Config
 from plait.order.cost import Coefficients
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 
 PROBES = ("iterative", "factorised")
 ROWS, QUICK_ROWS = 300_000, 4000

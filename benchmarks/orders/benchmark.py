@@ -37,7 +37,7 @@ from plait.order.cost import Coefficients
 from plait.query.expr import ColumnRef
 from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 
 SHORT = {"Cu": "customer", "Cr": "catalog_returns", "Wr": "web_returns", "Sr": "store_returns"}
 """The paper's names for the streams."""
@@ -104,7 +104,7 @@ class Runner:
             for arrived in self.arrivals:
                 engine.run(arrived)
             seconds = time.perf_counter() - begun
-            progress = list(engine.driver.progress)
+            progress = list(engine.progress)
         total = EdgeCount()
         for report in progress:
             for count in report["edges"].values():

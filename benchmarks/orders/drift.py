@@ -35,7 +35,7 @@ from benchmarks.without_spark import QUERY
 from plait.config import Config
 from plait.order.cost import Coefficients
 from plait.order.orders import Orders
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

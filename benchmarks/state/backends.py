@@ -35,7 +35,7 @@ from plait.config import Config
 from plait.query.expr import ColumnRef
 from plait.query.graph import JoinGraph
 from plait.runtime.task.join_task import Work
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,7 +177,7 @@ def run_backend(job: BackendJob, work: Path) -> dict[str, float]:
             begun = time.perf_counter()
             engine.run(arrived)
             seconds += time.perf_counter() - begun
-            report = engine.driver.progress[-1]
+            report = engine.progress[-1]
             kept = {key: report[key] for key in ("epoch", "state_bytes", "task_seconds", "state") if key in report}
             progress.tell(kept | {"at": seconds, "rows_out": report["rows_out"][QUERY]})
     return {"seconds": seconds}

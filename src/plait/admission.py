@@ -16,12 +16,13 @@ from plait.catalog.catalog import Catalog
 from plait.catalog.changes import Definition, changed
 from plait.config import KEY_GROUPS, Config
 from plait.query.graph import JoinGraph
-from plait.query.layout import Build, StoreHistory, shown
+from plait.query.layout import StoreHistory, shown
 from plait.query.plan import watermark_ms
+from plait.query.progress import CatalogInForce, QueryStatus
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
+from plait.share.planner import Planner
 from plait.share.probe_trees import FirstLook
-from plait.share.replan import Planner
 from plait.share.retention import keep_us, with_ttls
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
@@ -201,9 +202,13 @@ class Admission:
         return self.now.catalog.version
 
     @property
-    def builds(self) -> tuple[Build, ...]:
-        """Stores that are being filled."""
-        return self.now.catalog.layout.builds
+    def in_force(self) -> CatalogInForce:
+        """The catalog, as far as epochs and reports must know it."""
+        queries = {
+            shown(q.id): QueryStatus(q.status, q.live_since, q.joins, q.floors)
+            for q in self.now.catalog.queries.values()
+        }
+        return CatalogInForce(self.version, self.now.catalog.layout.builds, queries)
 
     def begin(self, live: LiveState, learnt: Mapping[str, Any] | None) -> Planner:
         """The planner of the next epoch."""
@@ -226,7 +231,9 @@ class Admission:
 
     def after(self, live: LiveState) -> Planner | None:
         """Queries whose stores are built become live; None if nothing changes."""
-        done = {build.store for build in self.builds if live.builds.get(build.store, 0) >= KEY_GROUPS}
+        done = {
+            build.store for build in self.now.catalog.layout.builds if live.builds.get(build.store, 0) >= KEY_GROUPS
+        }
         if not done:
             return None
         before = self.now.catalog
@@ -235,17 +242,3 @@ class Admission:
         self.put(before)
         learnt = None if self.planner is None else self.planner.knowledge()
         return self.begin(live, learnt)
-
-    def begins(self, epoch: int) -> tuple[str, ...]:
-        """The joins of which an epoch is the first."""
-        return tuple(join for q in self.now.catalog.queries.values() if q.live_since == epoch for join in q.joins)
-
-    def report(self) -> dict[str, Any]:
-        """For progress reports: the version, and every query's status."""
-        return {
-            "version": self.version,
-            "queries": {
-                shown(q.id): {"status": q.status, "live_since": q.live_since, "floors": q.floors}
-                for q in self.now.catalog.queries.values()
-            },
-        }

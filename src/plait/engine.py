@@ -31,7 +31,8 @@ from plait.runtime.answers.answer import Answer, LiveResults, Sources
 from plait.runtime.answers.answer import output_mode as choose_mode
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.deliver import catch_up, deliver_joined
-from plait.runtime.driver.epoch import Driver, refuse_gap
+from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
+from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.sinks import Keep, Sink, make_sink
 from plait.runtime.driver.source_log import can_change_streams, choose_sources, refuse_fixed
 from plait.runtime.driver.stopping import Stopping
@@ -39,7 +40,7 @@ from plait.runtime.driver.verified import forget_verified, verified_dir
 from plait.runtime.spark.failures import translated
 from plait.runtime.spark.session import forget_origins
 from plait.runtime.task.bucketise import bucketised
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.share.retention import final_us, with_ttls
 from plait.sql.answer.residual import Residual, only_aggregate
 from plait.sql.catalyst.read_query import ReadQuery, read_query, relation_of, table_of
@@ -312,23 +313,20 @@ class Engine:
         rows = ResultRows(self.spark, plan, self.checkpoint, self._desk.known)
         layout, epoch = admission.now.allocation.layout, self._live.epoch + 1
         inputs = sorted(layout.inputs, key=lambda i: i.relation)
-        driver = Driver(
+        services = Services(
             spark=self.spark,
-            plan=plan,
             checkpoint=self.checkpoint,
             config=self.config,
             sinks=sinks,
-            rows=rows,
-            live=self._live,
             verified_dir=verified_dir(self.checkpoint),
             watermark_policy=admission.policy,
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
-            planner=planner,
             changes=admission,
             sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, sinks, admission.policy)),
             tables=self._loads(admission.now, epoch),
-            progress=deque(maxlen=self.config.history),
         )
+        now = InForce(self._live, plan, rows, admission.in_force, planner.samples)
+        driver = Driver(services, now, Feedback(planner, progress=deque(maxlen=self.config.history)))
         positions = admission.now.catalog.positions
         self._refuse_other_positions(positions, layout)
         # Where Spark's checkpoint knows sources by position, it must not depend on the order of registration.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.catalog.catalog import Catalog
 from plait.errors import ConfigError
 from plait.query.graph import JoinGraph
 from plait.query.plan import Node, Plan, ProbeTree, Store
+from plait.query.progress import OptimiserReport
 from plait.query.relation import Relation
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def explain(
     graphs: Mapping[str, JoinGraph],
     relations: Mapping[str, Relation],
     format: str,
-    optimiser: Mapping[str, Any] | None = None,
+    optimiser: OptimiserReport | None = None,
     catalog: Catalog | None = None,
 ) -> str:
     """What the engine will do, for people (`text`), programs (`json`) or Graphviz (`dot`).
@@ -36,7 +37,7 @@ def explain(
         return "\n".join(_dot(plan, graphs)) + "\n"
     if format != "text":
         raise ConfigError("EXPLAIN_FORMAT", f"there is no format {format!r}", f"use one of: {', '.join(FORMATS)}")
-    lines = [*_text(plan, graphs, relations), *_catalog_text(catalog), *_optimiser_text(optimiser or {})]
+    lines = [*_text(plan, graphs, relations), *_catalog_text(catalog), *_optimiser_text(optimiser)]
     return "\n".join(lines) + "\n"
 
 
@@ -102,31 +103,30 @@ def _catalog_text(catalog: Catalog | None) -> Iterator[str]:
         yield f"  building {build.store} from {build.source}: rows that arrived before epoch {build.before}"
 
 
-def _optimiser_text(report: Mapping[str, Any]) -> Iterator[str]:
+def _optimiser_text(report: OptimiserReport | None) -> Iterator[str]:
     """Estimates against actuals, and the history of switches.  Nothing before the first period has ended."""
-    estimates = report.get("estimates", [])
-    if not estimates:
+    if report is None or not report.estimates:
         return
     yield ""
-    yield f"Optimiser ({report['orderer']}, drivers by {report['policy']})"
-    yield f"  {report['said']}"
+    yield f"Optimiser ({report.orderer}, drivers by {report.policy})"
+    yield f"  {report.said}"
     yield "  estimates for the next period (counted in the last)"
-    for e in estimates:
+    for e in report.estimates:
         counted = "not probed so far"
-        if e["gamma_counted"] is not None:
-            counted = f"{e['gamma_counted']:.3f}, {e['mu_counted']:.2f}"
+        if e.gamma_counted is not None and e.mu_counted is not None:
+            counted = f"{e.gamma_counted:.3f}, {e.mu_counted:.2f}"
         yield (
-            f"    {e['query']}.{e['driver']} probes {e['target']}: success {e['gamma']:.3f}, "
-            f"rows per success {e['mu']:.2f} ({counted})"
+            f"    {e.query}.{e.driver} probes {e.target}: success {e.gamma:.3f}, "
+            f"rows per success {e.mu:.2f} ({counted})"
         )
-    prices = report["coefficients"]
+    prices = report.coefficients
     yield (
         f"  measured: {prices['alpha_q']:.1f} ns per run looked into, {prices['alpha_m']:.1f} ns per tuple, "
         f"{prices['alpha_x']:.1f} ns per tuple that travels"
     )
-    yield "  switches" if report["switches"] else "  no order was switched"
-    for switch in report["switches"]:
-        yield f"    {switch['text']}"
+    yield "  switches" if report.switches else "  no order was switched"
+    for switch in report.switches:
+        yield f"    {switch}"
 
 
 def explain_stages(name: str, query: ReadQuery) -> str:

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from plait.errors import PlaitError
-from plait.runtime.driver.epoch import Driver, run_epoch
+from plait.runtime.driver.driver import Driver
+from plait.runtime.driver.epoch import run_epoch
 from plait.runtime.driver.stopping import Stopping
 from plait.runtime.spark.failures import translated
 
@@ -25,12 +26,12 @@ class Run:
         self._driver = driver
         self._stopping = stopping
         stopping.active = lambda: bool(query.isActive)
-        driver.behind.failed = self._answers_failed
+        driver.services.behind.failed = self._answers_failed
 
     @property
     def is_active(self) -> bool:
         """Whether epochs are still being run, or answers are on their way."""
-        return self._query.isActive or self._driver.behind.busy
+        return self._query.isActive or self._driver.services.behind.busy
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits for the end, at most `timeout` seconds; True when it has ended.  Raises what made it fail."""
@@ -39,8 +40,8 @@ class Run:
                 self._query.awaitTermination()
             elif not self._query.awaitTermination(timeout):  # type: ignore[arg-type]
                 return False
-            self._driver.behind.close()
-            self._driver.behind.wait()
+            self._driver.services.behind.close()
+            self._driver.services.behind.wait()
             return True
         except (PySparkException, Py4JError, OSError) as error:
             if (failure := self._failure(error)) is None:
@@ -56,7 +57,7 @@ class Run:
             self._stopping.ask(wait)
             if not self._stopping.impatient:
                 try:
-                    with self._driver.working:
+                    with self._driver.services.working:
                         pass
                 except BaseException:
                     self._stopping.ask(wait=False)
@@ -74,14 +75,14 @@ class Run:
                 raise translated(error) from error
         finally:
             # Spark does not wait for an epoch that is in Python, and without a JVM nobody does: it may be at its sinks.
-            with self._driver.working:
-                self._driver.behind.close()
+            with self._driver.services.working:
+                self._driver.services.behind.close()
 
     @property
     def exception(self) -> PlaitError | None:
         """What made the run fail, if it did; being stopped is no failure."""
         error = self._query.exception()
-        return self._driver.failure if error is None else self._failure(error)
+        return self._driver.feedback.failure if error is None else self._failure(error)
 
     @property
     def last_progress(self) -> dict[str, Any] | None:
@@ -93,23 +94,24 @@ class Run:
     def recent_progress(self) -> list[dict[str, Any]]:
         """The progress reports kept (`Config.history`), oldest first; `spark_seconds` are Spark's own parts."""
         spark = {p.batchId: {k: v / 1000 for k, v in p.durationMs.items()} for p in self._query.recentProgress}
-        return [{**report, "spark_seconds": spark.get(report["epoch"], {})} for report in list(self._driver.progress)]
+        reports = list(self._driver.feedback.progress)
+        return [{**report.json, "spark_seconds": spark.get(report.epoch, {})} for report in reports]
 
     def _answers_failed(self, error: BaseException) -> None:
         """Ends the run: the next epoch would fail, but that may be far away."""
         if not self._stopping.impatient:
-            self._driver.failure = self._driver.failure or translated(error)
+            self._driver.feedback.failure = self._driver.feedback.failure or translated(error)
         with contextlib.suppress(PySparkException, Py4JError, OSError):
             self._query.stop()
 
     def _failure(self, error: BaseException) -> PlaitError | None:
         """The error that ended the run; None for what comes of being stopped."""
-        return self._driver.failure or (None if self._stopping.asked else translated(error))
+        return self._driver.feedback.failure or (None if self._stopping.asked else translated(error))
 
 
 def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int) -> None:
     """Keeps the error a user can act on: Spark would wrap it in its own."""
-    with driver.working:
+    with driver.services.working:
         if not stopping.asked:
             stopping.at_work = threading.get_ident()
             try:
@@ -117,7 +119,7 @@ def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int)
             except Exception as error:
                 # What an epoch says that was cancelled comes of that.
                 if not stopping.impatient:
-                    driver.failure = driver.failure or translated(error)
+                    driver.feedback.failure = driver.feedback.failure or translated(error)
                 raise
             finally:
                 stopping.at_work = None

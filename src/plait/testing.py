@@ -31,13 +31,17 @@ from plait.config import Config
 from plait.engine import Engine
 from plait.query.expr import Expr
 from plait.query.plan import NEEDED, Input, Plan, mask_columns
+from plait.query.progress import CatalogInForce
 from plait.runtime.answers.answer import LiveResults, Sources
 from plait.runtime.answers.result_reader import ResultRows
-from plait.runtime.driver import commit as commits
+from plait.runtime.driver.collect import Collected, collected
+from plait.runtime.driver.commit import commit
 from plait.runtime.driver.deliver import deliver
-from plait.runtime.driver.epoch import Changes, Driver, Epoch, Planner, commit, observe, prepare, replan
+from plait.runtime.driver.driver import Changes, Driver, Epoch, Feedback, InForce, Planner, Services
+from plait.runtime.driver.feedback import observe, replan
+from plait.runtime.driver.prepare import prepare
 from plait.runtime.driver.result_merge import merge_results
-from plait.runtime.driver.sinks import Keep
+from plait.runtime.driver.sinks import Keep, Sink
 from plait.runtime.task.bucketise import PROPERTY, EpochParameters, buckets
 from plait.runtime.task.exchange import DESCRIPTOR, Outbox
 from plait.runtime.task.hops import every_hop, first_hop, later_hop
@@ -186,49 +190,67 @@ class LocalEngine:
         self._context = _LocalContext()
         self.checkpoint = Checkpoint(os.fspath(checkpoint), config).open()
         spark = cast(SparkSession, self._context)
-        self.driver = Driver(
+        services = Services(
             spark=spark,
-            plan=plan,
             checkpoint=self.checkpoint,
             config=config,
             sinks={q.name: Keep() for q in plan.queries},
-            rows=ResultRows(spark, plan, self.checkpoint),
-            sources=Sources(live=LiveResults.read(self.checkpoint.log)),
-            live=self.checkpoint.log.live(),
             verified_dir=os.path.join(self.checkpoint.path, "verified") if self.checkpoint.files.local else None,
             clock=clock or Clock(),
-            planner=planner,
             changes=changes,
-            progress=deque(maxlen=config.history),
+            sources=Sources(live=LiveResults.read(self.checkpoint.log)),
         )
+        now = InForce(
+            live=self.checkpoint.log.live(),
+            plan=plan,
+            rows=ResultRows(spark, plan, self.checkpoint),
+            catalog=CatalogInForce() if changes is None else changes.in_force,
+            samples=frozenset() if planner is None else planner.samples,
+        )
+        self.driver = Driver(services, now, Feedback(planner, progress=deque(maxlen=config.history)))
 
-    def change(self, plan: Plan | None = None, **config: Any) -> None:
-        """Another plan, other settings: from the next epoch on."""
+    def change(self, plan: Plan | None = None, sinks: Mapping[str, Sink] | None = None, **config: Any) -> None:
+        """Another plan, other sinks, other settings: from the next epoch on."""
         if plan is not None:
-            self.driver.plan = plan
-            self.driver.rows = replace(self.driver.rows, plan=plan)
-        self.driver.config = replace(self.driver.config, **config)
+            self.driver.now = self.driver.now.with_plan(plan)
+        services = self.driver.services
+        changed = replace(services.config, **config)
+        self.driver.services = replace(services, config=changed, sinks=services.sinks if sinks is None else sinks)
 
     @property
     def live(self) -> LiveState:
         """What is committed."""
-        return self.driver.live
+        return self.driver.now.live
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the next epoch."""
+        return self.driver.now.plan
+
+    @property
+    def results(self) -> LiveResults:
+        """The result files in force."""
+        return self.driver.services.sources.live
+
+    @property
+    def progress(self) -> list[dict[str, Any]]:
+        """The progress reports kept, oldest first, in their public form."""
+        return [report.json for report in self.driver.feedback.progress]
 
     def run(self, arrivals: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """One epoch with these new rows per stream; the rows it adds per query.  A stream left out is idle."""
-        epoch = Epoch(self.driver.live.epoch + 1, cast(DataFrame, None), self.driver)
+        epoch = Epoch(self.live.epoch + 1, cast(DataFrame, None), self.driver)
         begun = time.perf_counter()
         prepare(epoch)
         epoch.account = self._join(epoch, arrivals)
         merge_results(epoch)
         commit(epoch)
         deliver(epoch)
-        ran = self.driver.plan
         replan(epoch)
         observe(epoch)
-        self.driver.last_seconds = time.perf_counter() - begun
+        self.driver.feedback.seconds = time.perf_counter() - begun
         assert epoch.manifest is not None
-        added: dict[str, list[pa.Table]] = {query.name: [] for query in ran.queries}
+        added: dict[str, list[pa.Table]] = {query.name: [] for query in epoch.plan.queries}
         for file in epoch.manifest.results:
             table = pq.read_table(pa.BufferReader(self.checkpoint.results.read(file.path) or b""))
             assert table.num_rows == file.rows
@@ -245,7 +267,7 @@ class LocalEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _join(self, epoch: Epoch, arrivals: Mapping[str, pa.Table]) -> commits.Collected:
+    def _join(self, epoch: Epoch, arrivals: Mapping[str, pa.Table]) -> Collected:
         """`epoch.join` with a loop for a job."""
         task = epoch.task
         assert task is not None
@@ -264,7 +286,7 @@ class LocalEngine:
         for batch in rows:
             assert set(batch.column(1).to_pylist()) == {DESCRIPTOR}, "tuples are left over after the last hop"
             notes.extend(batch.column(2).to_pylist())
-        return commits.collected(notes, task.plan)
+        return collected(notes, task.plan)
 
     def _hop_by_hop(self, task: EpochTask, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         for hop in range(1, task.plan.hops + 1):

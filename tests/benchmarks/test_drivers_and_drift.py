@@ -17,7 +17,7 @@ from benchmarks.drivers.report import REPORT, ranking
 from benchmarks.orders.drift import draw_drift, drift, drift_lines
 from plait.config import DRIVER_POLICIES, Config
 from plait.errors import PlaitError
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 
 
 @pytest.fixture(scope="module")

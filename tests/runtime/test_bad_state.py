@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError, PlaitError, StorageError
 from plait.serve.state_cli import app
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.compact import compact
 from plait.state.log.inspect import Inspection
@@ -132,8 +132,8 @@ def test_a_block_that_rots_under_a_running_engine_is_found_and_nothing_wrong_com
 
 def test_wiping_what_is_known_of_verified_segments_costs_time_only(grown: tuple[Life, LocalEngine]) -> None:
     life, engine = grown
-    assert os.listdir(engine.driver.verified_dir)
-    shutil.rmtree(engine.driver.verified_dir)
+    assert os.listdir(engine.driver.services.verified_dir)
+    shutil.rmtree(engine.driver.services.verified_dir)
     for _ in range(4):
         life.step(engine)
     life.check(engine)

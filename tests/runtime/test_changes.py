@@ -98,7 +98,7 @@ class Shop:
         how: dict[str, Any] = {"planner": planner, "changes": self.admission, "clock": self.clock}
         self.engine = LocalEngine(self.path, planner.plan, config, predicates=predicates, **how)
         self.admission.checkpoint = self.engine.checkpoint
-        self.engine.driver.sinks = {name: Keep() for name in self.admission.now.graphs}
+        self.engine.change(sinks={name: Keep() for name in self.admission.now.graphs})
         return self.admission.now.catalog
 
     def run(self, **arrivals: pa.Table) -> dict[str, list[tuple[Any, ...]]]:

@@ -89,7 +89,7 @@ class Changing:
             seed=self.choose.randrange(1000),
         )
         admission.checkpoint = self.engine.checkpoint
-        self.engine.driver.sinks = {join: Keep() for join in now.graphs}
+        self.engine.change(sinks={join: Keep() for join in now.graphs})
         self.admission = admission
         return now.catalog
 
@@ -309,9 +309,9 @@ def _drop_all(changing: Changing, living: dict[str, Living], epoch: int) -> None
     changing.restart({"last": (first, "new")}, frozenset(living))
     assert changing.engine is not None
     changing.engine.run({})
-    used = {s.id for s in changing.engine.driver.plan.stores}
+    used = {s.id for s in changing.engine.plan.stores}
     assert set(changing.engine.live.segments) <= used
     new = {s for s in used if "@" in s}
-    whole = {s.id for s in changing.engine.driver.plan.stores if not s.key.columns}
+    whole = {s.id for s in changing.engine.plan.stores if not s.key.columns}
     left = {store for store, infos in changing.engine.live.segments.items() if infos}
     assert left <= whole, (left, new)

@@ -16,6 +16,7 @@ from plait.kernels.hashing import owner
 from plait.query.plan import HASH
 from plait.runtime.task import exchange
 from plait.runtime.task.exchange import DESCRIPTOR, Inbox, Outbox, encode
+from plait.runtime.task.notes import KeysNote, SourceNote
 
 QUICK = settings(deadline=None, derandomize=True, database=None, max_examples=50)
 VALUE = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from((0, 1, 1 << 54, (1 << 54) - 1, 2**63, 2**64 - 1)))
@@ -36,7 +37,7 @@ def sent(outbox: Outbox) -> list[tuple[int, int, bytes]]:
 def shipped(outbox: Outbox, tables: dict[int, pa.Table], tasks: int) -> list[pa.RecordBatch]:
     for edge, table in tables.items():
         outbox.ship(edge, table, tasks)
-    outbox.note(0, kind="work")
+    outbox.note(0, KeysNote({"a[k]": 3.0}))
     return list(outbox.batches())
 
 
@@ -84,7 +85,7 @@ def test_beyond_its_limit_an_outbox_holds_nothing_in_memory() -> None:
 def test_the_next_hop_of_the_same_task_gets_buckets_and_leaves_descriptors() -> None:
     one, other = bucket(list(range(1000))), bucket([5, 6])
     outbox = Outbox(limit=1.5 * one.nbytes)
-    outbox.note(0, kind="source")
+    outbox.note(0, SourceNote("a"))
     for edge, table in ((1, one), (2, other), (1, one)):
         outbox.ship(edge, table, 1)
     assert outbox.spill.size
@@ -185,7 +186,7 @@ def test_rows_that_have_come_whole_are_cut_into_buckets(
     outbox = Outbox()
     for edge, table in tables:
         outbox.ship_to(0, edge, table)
-    outbox.note(0, kind="source")
+    outbox.note(0, SourceNote("a"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "_CUT_BYTES", cut_bytes)
         inbox = Inbox.read(list(outbox.batches()), memory, {1: cut})
@@ -213,7 +214,7 @@ def received(count: int, rows: int) -> list[pa.RecordBatch]:
     outbox = Outbox()
     for number in range(count):
         outbox.ship(1, bucket(rng.integers(0, 2**64, rows, np.uint64).tolist(), number * rows), 1)
-    outbox.note(0, kind="work")
+    outbox.note(0, KeysNote({"a[k]": 3.0}))
     return list(outbox.batches())
 
 

@@ -274,7 +274,7 @@ def test_late_rows_are_counted_and_neither_joined_nor_kept(tmp_path: Path) -> No
         engine.run({"r0": at(schema, 10), "r1": at(schema, 10)})
         added = engine.run({"r0": at(schema, 8, 9, 7)})
         # The watermark is 8: at it is late, above it is not.
-        assert engine.driver.progress[-1]["rows_late"] == {"r0": 2, "r1": 0}
+        assert engine.progress[-1]["rows_late"] == {"r0": 2, "r1": 0}
         assert rows_of(added["q"]) == [(9, 10)]
         assert rows_at_rest(engine)["r0"] == [9, 10]
 
@@ -285,7 +285,7 @@ def test_a_stream_never_seen_holds_the_watermark_back(tmp_path: Path) -> None:
         engine.run({"r0": at(schema, 100)})
         engine.run({"r0": at(schema, 0)})
         assert engine.live.watermark_ms is None
-        assert engine.driver.progress[-1]["rows_late"] == {"r0": 0, "r1": 0}
+        assert engine.progress[-1]["rows_late"] == {"r0": 0, "r1": 0}
 
 
 def test_a_row_is_removed_when_its_ttl_is_over(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_rows_without_a_key_are_counted(tmp_path: Path) -> None:
     with started(tmp_path, clock) as engine:
         found = engine.run({"a": rows(clock, (1, 0), (None, 0), (None, 1)), "b": rows(clock, (1, 0))})
         assert found["q"].num_rows == 1
-        report = engine.driver.progress[-1]
+        report = engine.progress[-1]
         assert report["rows_in"] == {"a": 1, "b": 1}
         assert report["rows_null_key"] == {"a": 2}
 
@@ -62,11 +62,11 @@ def test_a_far_future_event_time_moves_no_watermark_and_is_counted(tmp_path: Pat
     clock = Clock()
     with started(tmp_path, clock) as engine:
         engine.run({"a": rows(clock, (1, 0), (2, 10 * 365 * 86_400)), "b": rows(clock, (3, 0), (3, 20 * 365 * 86_400))})
-        assert engine.driver.progress[-1]["rows_future"] == {"a": 1, "b": 1}
+        assert engine.progress[-1]["rows_future"] == {"a": 1, "b": 1}
         # Nothing is late, nothing has expired; the row itself is joined like any other.
         found = engine.run({"b": rows(clock, (1, 5), (2, 10 * 365 * 86_400))})
         assert found["q"].num_rows == 2
-        assert engine.driver.progress[-1]["rows_late"] == {"a": 0, "b": 0}
+        assert engine.progress[-1]["rows_late"] == {"a": 0, "b": 0}
         assert state_tables(engine)["a[k]"].num_rows == 2
 
 
@@ -75,4 +75,4 @@ def test_without_the_bound_one_wrong_row_lets_all_state_expire(tmp_path: Path) -
     with started(tmp_path, clock, max_future=None) as engine:
         engine.run({"a": rows(clock, (1, 0), (2, 10 * 365 * 86_400)), "b": rows(clock, (3, 0), (3, 20 * 365 * 86_400))})
         assert engine.run({"b": rows(clock, (1, 5))})["q"].num_rows == 0
-        assert engine.driver.progress[-1]["rows_late"] == {"a": 0, "b": 1}
+        assert engine.progress[-1]["rows_late"] == {"a": 0, "b": 1}

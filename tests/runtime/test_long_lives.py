@@ -21,7 +21,7 @@ from plait.runtime.answers.answer import LiveResults
 from plait.runtime.driver import result_merge
 from plait.runtime.driver.result_merge import FAN_IN, FULL_BYTES, MOST_BYTES, choose
 from plait.runtime.driver.sinks import Keep, Memory, Noop
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.files.storage import LocalFiles
 from plait.state.log.inspect import Inspection
 from plait.state.log.manifest import ManifestLog, ResultFile, manifest_name
@@ -167,8 +167,8 @@ def test_after_many_epochs_the_checkpoint_has_few_files_and_all_rows(tmp_path: P
                 found, most = count(tmp_path), bound(number)
                 assert all(found[folder] <= most[folder] for folder in found), (number, found, most)
         live = LiveResults.read(engine.checkpoint.log)
-        assert live.files == engine.driver.sources.live.files
-        assert len(engine.driver.rows.known) <= len(live.paths()) + 2 * CONFIG.snapshot_every
+        assert live.files == engine.results.files
+        assert len(engine.driver.now.rows.known) <= len(live.paths()) + 2 * CONFIG.snapshot_every
         assert max(file.tier for files in live.files.values() for file in files) >= 2
     check(tmp_path, 400)
 
@@ -187,7 +187,7 @@ def test_a_row_is_copied_once_per_tier(tmp_path: Path, monkeypatch: pytest.Monke
     with started(tmp_path) as engine:
         for _ in range(150):
             step(engine)
-        files = engine.driver.sources.live.files
+        files = engine.results.files
         total = sum(file.rows for found in files.values() for file in found)
         assert copied == sum(file.rows * file.tier for found in files.values() for file in found)
         assert copied <= 3 * total
@@ -201,14 +201,14 @@ def test_files_that_were_merged_can_be_read_until_the_grace_period_is_over(
     with started(tmp_path, gc_grace_seconds=100.0) as engine:
         for _ in range(8):
             step(engine)
-        old = engine.driver.sources.live.files["pair"]
+        old = engine.results.files["pair"]
         for path in (tmp_path / "results").rglob("*.parquet"):
             # They were written long ago, but are replaced only now.
             os.utime(path, (1, 1))
         now[0] += 1000
         for _ in range(8):
             step(engine)
-        live = engine.driver.sources.live
+        live = engine.results
         assert not set(old) & set(live.files["pair"])
         assert all((tmp_path / "results" / file.path).exists() for file in old)
         now[0] += 101
@@ -221,7 +221,7 @@ def test_files_that_were_merged_can_be_read_until_the_grace_period_is_over(
 
 def test_rows_that_nobody_keeps_leave_no_files_at_all(tmp_path: Path) -> None:
     with started(tmp_path) as engine:
-        engine.driver.sinks = {query: Noop() for query in QUERIES}
+        engine.change(sinks={query: Noop() for query in QUERIES})
         for _ in range(100):
             step(engine)
         found = count(tmp_path)
@@ -238,7 +238,7 @@ class Sent(Noop):
 
 def test_rows_that_a_sink_has_taken_go_and_those_of_its_last_epoch_stay_if_it_is_left(tmp_path: Path) -> None:
     with started(tmp_path) as engine:
-        engine.driver.sinks = {"pair": Sent(), "other": Keep()}
+        engine.change(sinks={"pair": Sent(), "other": Keep()})
         for _ in range(20):
             step(engine)
         files = engine.checkpoint.log.results()
@@ -301,13 +301,13 @@ def test_a_restart_reads_the_newest_snapshot_and_what_follows(tmp_path: Path, mo
 def test_a_damaged_file_is_not_merged_and_does_not_stop_the_engine(tmp_path: Path) -> None:
     with started(tmp_path) as engine:
         step(engine)
-        first = engine.driver.sources.live.files["pair"][0]
+        first = engine.results.files["pair"][0]
         path = tmp_path / "results" / first.path
         good = path.read_bytes()
         path.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
         for _ in range(40):
             step(engine)
-        left = engine.driver.sources.live.files["pair"]
+        left = engine.results.files["pair"]
         assert first in left
         assert any(file.tier for file in left)
         codes = [finding.code for finding in Inspection(str(tmp_path)).findings()]
@@ -317,7 +317,7 @@ def test_a_damaged_file_is_not_merged_and_does_not_stop_the_engine(tmp_path: Pat
     with started(tmp_path) as engine:
         for _ in range(9):
             step(engine)
-        assert first not in engine.driver.sources.live.files["pair"]
+        assert first not in engine.results.files["pair"]
     check(tmp_path, 50)
 
 

@@ -21,7 +21,7 @@ from plait.config import COST_MODELS, COST_VARIANTS, DRIVER_POLICIES, ORDERERS, 
 from plait.query.graph import Equality
 from plait.query.plan import Node, Plan
 from plait.query.relation import Relation
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from tests.random_joins import ARROW, Builder, Case, cases, check_case, run_case
 
 COMMON = settings(

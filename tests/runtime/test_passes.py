@@ -14,7 +14,7 @@ from plait.config import Config
 from plait.kernels import U64
 from plait.query.plan import HASH
 from plait.runtime.task.passes import Passes, Reads, arriving, passes_for, reads_at
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.segments import block_segment as deep
 from plait.state.segments.segment import SegmentInfo
 from tests.share.streams import joined, streams

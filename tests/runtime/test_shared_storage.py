@@ -80,7 +80,7 @@ def test_every_start_with_an_empty_cache_goes_on_exactly(life: Life, tmp_path: P
             assert engine.checkpoint.state_dir.startswith("webhdfs://")
             steps(life, engine, 4)
             life.check(engine)
-            account = engine.driver.progress[-4]["state"]["cache"]
+            account = engine.progress[-4]["state"]["cache"]
             assert (account["misses"] > 0) == (host > 0)
             assert (account["bytes"] > 0) == (host > 0)
     assert any(info.deep for info in infos(engine))
@@ -125,7 +125,7 @@ def test_a_small_cache_stays_small_and_the_answer_right(life: Life) -> None:
     with life.start(cache_limit="10k") as engine:
         for _ in range(8):
             life.step(engine)
-            evicted += engine.driver.progress[-1]["state"]["cache"]["evicted"]
+            evicted += engine.progress[-1]["state"]["cache"]["evicted"]
             weight = sum(p.stat().st_size for p in cached(engine))
             assert weight <= max(10 << 10, *(info.bytes for info in infos(engine)))
         life.check(engine)
@@ -373,7 +373,7 @@ def test_garbage_is_collected_by_the_clock_of_the_service(life: Life, service: W
         stray.parent.mkdir()
         stray.touch()
         # A driver whose clock is far ahead must not take what is being written for old.
-        keep = engine.driver.sources.live.paths()
+        keep = engine.results.paths()
         collect_garbage(checkpoint, live, keep, 600, time.time() + 10_000)
         assert stray.exists()
         os.utime(stray, (1, 1))

@@ -18,7 +18,7 @@ from plait.runtime.task import bucketise
 from plait.runtime.task.bucketise import EpochParameters, buckets
 from plait.runtime.task.exchange import decode
 from plait.runtime.task.result_writer import ResultWriter
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.files.storage import LocalFiles
 from tests.share.streams import joined, streams
 

@@ -6,6 +6,8 @@ import json
 import math
 import random
 from collections import deque
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import pytest
 from plait.config import DRIVER_POLICIES, Config
 from plait.order.orders import fixed
 from plait.query.observed import EdgeCount, Observed
+from plait.share.planner import SWITCHES_KEPT, Planner
 from plait.share.probe_trees import build_plan
-from plait.share.replan import MOST_PLANNED, SWITCHES_KEPT, Planner
+from plait.share.replan import MOST_PLANNED, Statistics, replan
+from plait.stats.counters import Period
 from plait.testing import Clock, LocalEngine
 from tests.share.streams import joined, observed, rows, streams
 
@@ -178,6 +182,27 @@ def test_heuristics_are_taken_at_their_word(orderer: str) -> None:
     assert planner.orders["q"]["a"] == (("b", "c") if orderer == "greedy" else ("c", "b"))
 
 
+def test_a_decision_follows_from_what_it_is_given_and_changes_none_of_it() -> None:
+    planner = planner_of()
+    shown = observed(planner.plan, 1, C_DROPS)
+    period = Period()
+    period.add(shown)
+    planner.history.close(period, planner.catalog.joins, planner.plan)
+    values = planner.history.next_values()
+    statistics = Statistics(1, planner.history, values, {}, planner.coefficients)
+    before = deepcopy((planner.layout.orders, planner.layout.ranks, values, planner.history.series))
+    first, second = (replan(planner.catalog, planner.layout, statistics, planner.config) for _ in range(2))
+    assert (first.layout.orders, first.switches, first.said) == (second.layout.orders, second.switches, second.said)
+    assert first.layout.orders["q"]["a"] == ("c", "b")
+    assert first.layout.plan == second.layout.plan != planner.plan
+    assert first.basis == values
+    assert (planner.layout.orders, planner.layout.ranks, values, planner.history.series) == before
+    # Nothing else is better now: the layout is the very same.
+    again = replan(planner.catalog, first.layout, replace(statistics, basis=first.basis), planner.config)
+    assert again.layout is first.layout
+    assert not again.switches
+
+
 # ---------------------------------------------------------------- periods
 
 
@@ -334,7 +359,7 @@ def test_a_forecast_that_is_no_number_keeps_the_last_good_plan_and_says_so(bad: 
     assert planner.plan is good
     assert planner.said == "the plan is kept after epoch 2: a forecast is not a finite number"
     assert planner.failures == 0
-    json.dumps(planner.report())
+    json.dumps(planner.report().json)
     del planner.history.series["κ", "gone[k]"]
     assert show(planner, 3, B_DROPS) or show(planner, 4, B_DROPS)
 
@@ -386,7 +411,7 @@ def test_a_store_emptied_by_expiry_has_no_keys_and_the_plan_stays(tmp_path: Path
         assert planner.history.latest(("rows", "a[k]"), -1) == 0
         assert planner.failures == 0
         assert planner.plan is good
-        assert engine.driver.progress[-1]["optimiser"]["said"] == planner.said
+        assert engine.progress[-1]["optimiser"]["said"] == planner.said
 
 
 # ---------------------------------------------------------------- on rows
@@ -403,12 +428,12 @@ def test_the_engine_follows_the_planner_when_the_data_drifts(tmp_path: Path) -> 
             sizes = (100, 10) if turn < 4 else (10, 100)
             engine.run({n: rows(*new[:size], *range(-100, -size)) for n, size in zip("bc", sizes, strict=True)})
             engine.run({"a": rows(*new)})
-            orders.append(tuple(engine.driver.progress[-1]["orders"]["q"]["a"]))
-            assert engine.driver.plan is planner.plan
+            orders.append(tuple(engine.progress[-1]["orders"]["q"]["a"]))
+            assert engine.plan is planner.plan
     # The turn after the data has changed the order has, too.
     assert orders[1:4] == [("c", "b")] * 3
     assert orders[5:] == [("b", "c")] * 3
-    told = [s for s in engine.driver.progress[-1]["optimiser"]["switches"] if s["driver"] == "a"]
+    told = [s for s in engine.progress[-1]["optimiser"]["switches"] if s["driver"] == "a"]
     assert [(s["old"], s["new"]) for s in told] == [(("b", "c"), ("c", "b")), (("c", "b"), ("b", "c"))]
     assert "because γ(a → " in told[1]["text"]
 
@@ -432,7 +457,7 @@ def test_streams_that_take_turns_are_sampled_all_the_same(tmp_path: Path) -> Non
 def test_the_report_is_json_and_holds_estimates_of_every_probe() -> None:
     planner = settled()
     show(planner, 2, C_DROPS)
-    report = json.loads(json.dumps(planner.report()))
+    report = json.loads(json.dumps(planner.report().json))
     assert (report["orderer"], report["policy"], report["failures"]) == ("dp_pick", "registration", 0)
     assert [s["text"] for s in report["switches"]] == [str(s) for s in planner.switches]
     probes = {(e["driver"], e["target"]): e for e in report["estimates"]}
@@ -445,8 +470,8 @@ def test_the_report_is_json_and_holds_estimates_of_every_probe() -> None:
 def test_right_after_a_switch_no_probe_is_shown_beside_the_counts_of_another() -> None:
     planner = settled()
     for probe in planner.estimates():
-        counted = probe["gamma_counted"]
-        assert counted is None or counted == pytest.approx(C_DROPS[probe["target"]], abs=0.01), probe
+        counted = probe.gamma_counted
+        assert counted is None or counted == pytest.approx(C_DROPS[probe.target], abs=0.01), probe
 
 
 # ---------------------------------------------------------------- after a restart

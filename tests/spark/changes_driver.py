@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.runtime.driver import epoch as epochs
+from plait.runtime.driver import prepare
 from plait.runtime.task.result_writer import results_folder
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import Bag, bag, batch_join
@@ -141,7 +141,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, point: str, epoch: int) -> None:
 
 def main(home: Path) -> None:
     """Adds a query by another key to a checkpoint, and fills its stores slowly."""
-    epochs.BUILD_BYTES_PER_SECOND = SLOW
+    prepare.BUILD_BYTES_PER_SECOND = SLOW
     # It lives for seconds: compiling well costs more than it gains.
     options = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
     # A task may fail: Spark runs it again.

@@ -423,7 +423,7 @@ def test_a_driver_that_is_killed_while_a_store_is_filled_goes_on_filling_it(
         assert cursors
         assert all(0 < cursor < KEY_GROUPS for cursor in cursors.values())
     # It does not begin again.
-    monkeypatch.setattr("plait.runtime.driver.epoch.BUILD_BYTES_PER_SECOND", changes_driver.SLOW)
+    monkeypatch.setattr("plait.runtime.driver.prepare.BUILD_BYTES_PER_SECOND", changes_driver.SLOW)
     with changing.engine(keep={"a": "all", "b": "all"}) as engine:
         engine.query("q", BASE)
         query = engine.query("other", changes_driver.OTHER)

@@ -202,7 +202,7 @@ def test_a_new_key_has_a_past_if_a_store_can_be_filled_from_another(
         "other": ("SELECT a.v, b.w FROM a JOIN b ON a.m = b.m", {"a": 2, "b": 0}),
     }
     # A build that takes several epochs.
-    monkeypatch.setattr("plait.runtime.driver.epoch.BUILD_BYTES_PER_SECOND", 4000)
+    monkeypatch.setattr("plait.runtime.driver.prepare.BUILD_BYTES_PER_SECOND", 4000)
     for _ in range(5):
         changing.arrive()
     with changing.engine(keep={"b": "all"}) as engine:
@@ -617,7 +617,7 @@ def test_a_query_is_dropped_while_a_store_is_filled_for_it(changing: Changing, m
     keep = {"a": "all", "b": "all"}
     text = "SELECT a.v, b.w FROM a JOIN b ON a.m = b.m"
     started(changing, keep=keep)
-    monkeypatch.setattr("plait.runtime.driver.epoch.BUILD_BYTES_PER_SECOND", 4000)
+    monkeypatch.setattr("plait.runtime.driver.prepare.BUILD_BYTES_PER_SECOND", 4000)
     changing.arrive().arrive()
     with changing.engine(keep=keep) as engine:
         engine.query("q", BASE)

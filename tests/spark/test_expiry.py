@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.errors import QueryError, StreamError
-from plait.runtime.driver.epoch import Driver
+from plait.runtime.driver.driver import Services
 from plait.testing import Clock, ScriptedStream, run_epochs
 from tests.oracle import Bag, Oracle, bag
 from tests.spark.pair import told
@@ -66,7 +66,7 @@ def expected_sql(name: str) -> str:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("plait.engine.Driver", partial(Driver, clock=clock))
+    monkeypatch.setattr("plait.engine.Services", partial(Services, clock=clock))
     return clock
 
 
@@ -182,7 +182,7 @@ def test_a_row_lives_as_long_as_the_ttl_and_what_is_needed_said_when_it_arrived(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(Driver, "clock", property(lambda _: clock, lambda *_: None), raising=False)
+    monkeypatch.setattr(Services, "clock", property(lambda _: clock, lambda *_: None), raising=False)
     streams = {name: ScriptedStream(spark, tmp_path / name, SCHEMA) for name in "ab"}
 
     def start(a: list[tuple[int, int, str]], b: list[tuple[int, int, str]], ttl: str | None, needed: str | None) -> Bag:

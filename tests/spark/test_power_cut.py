@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.runtime.driver import commit as commits
-from plait.runtime.driver import epoch as epochs
+from plait.runtime.driver import join
 from plait.runtime.driver.offsets import same_source, source_digest
 from plait.state.files.storage import LocalFiles
 from plait.testing import ScriptedStream, run_epochs
@@ -109,7 +109,7 @@ def cut_at(pair: Pair, point: str, epoch: int, torn: bool) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         disk = Disk(pair.checkpoint, patch)
-        for module in (commits, epochs):
+        for module in (commits, join):
             patch.setattr(module, "reached", reached)
         with pair.engine() as engine, pytest.raises(plait.PlaitError) as caught:
             run_epochs(engine)

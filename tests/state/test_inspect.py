@@ -14,7 +14,7 @@ from plait.config import Config
 from plait.errors import CheckpointError, PlaitError
 from plait.runtime.task import join_task as work
 from plait.serve.cli import app
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.log.inspect import Inspection
 from plait.state.log.manifest import Manifest
 from plait.state.segments import block_segment as deep
@@ -134,7 +134,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
     planner = Planner({"q": STAR}, streams("abc"), Config(sync=False, replan_epochs=0))
     config = Config(tasks=1, sync=False, fan_in=2, merge_share=0.01, compress_above="0")
     with pytest.MonkeyPatch.context() as patch, LocalEngine(path, planner.plan, config) as engine:
-        patch.setattr("plait.runtime.driver.epoch._IDLE_MERGE_SECONDS", 0.0)
+        patch.setattr("plait.runtime.driver.prepare.IDLE_MERGE_SECONDS", 0.0)
         patch.setattr(work, "PART_BYTES", 3000)
         patch.setattr(deep, "BLOCK_BYTES", 500)
         stores = {s.id: {"columns": [[c.name, c.type] for c in s.columns]} for s in planner.plan.stores}

@@ -14,7 +14,7 @@ from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError
 from plait.runtime.task.result_writer import ResultWriter
 from plait.serve.cli import app
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.files.places import place
 from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import Files, LocalFiles, inside

@@ -14,7 +14,7 @@ from plait.config import Config
 from plait.errors import CheckpointError, CorruptionError
 from plait.query.graph import JoinGraph
 from plait.serve.cli import app
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.files import owner as module
 from plait.state.files.owner import owner_of
 from plait.state.log.checkpoint import OWNER, OWNER_LOCK, Checkpoint, collect_garbage

@@ -14,7 +14,7 @@ import pytest
 from plait.config import Config
 from plait.errors import CheckpointError, StorageError
 from plait.runtime.driver import verified
-from plait.share.replan import Planner
+from plait.share.planner import Planner
 from plait.state.files.segment_home import SegmentHome
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.segments import segment_reader as reader

@@ -17,8 +17,8 @@ from plait.order.orders import fixed
 from plait.query.expr import Call, ColumnRef, Literal
 from plait.query.graph import Alias, Equality, JoinGraph
 from plait.query.observed import EdgeCount, KeyCount, Observed, Sample
+from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
-from plait.share.replan import Planner
 from plait.stats.counters import History, Period, _sane, gamma_mu, products, spanning
 from plait.testing import LocalEngine
 from tests.share.streams import joined, observed, rows, streams

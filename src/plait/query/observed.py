@@ -43,6 +43,20 @@ class EdgeCount:
 
 
 @dataclass(slots=True)
+class Driven:
+    """What the new tuples of one relation took as they drove through probe trees, in the first hop."""
+
+    seconds: float = 0.0
+    rows: int = 0
+    """Results complete without another exchange."""
+
+    def add(self, other: Driven) -> None:
+        """Takes in what another task did."""
+        self.seconds += other.seconds
+        self.rows += other.rows
+
+
+@dataclass(slots=True)
 class KeyCount:
     """Keys of one store after an epoch, and what arrived in it."""
 

@@ -1,7 +1,7 @@
 """The commit of an epoch.  After step 3 its results are part of the answer; before it, nothing happened.
 
 1. Tasks write segments and result files under fresh names, and sync them.         (runtime/task/join_task.py)
-2. The driver collects their descriptors, which carry the checksums.               `collected`
+2. The driver collects their notes, which carry the checksums.                     `collect.py`
 3. The manifest `log/<epoch>.json` is created, put-if-absent: the commit point.    `commit`
 4. Sinks are called with the epoch's number.                                       `deliver`
 5. The receipt is recorded.                                                        `deliver`
@@ -12,167 +12,104 @@ A replayed epoch that has its manifest computes nothing: it repeats 4 and 5 for 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from plait.query.observed import EdgeCount, Sample
-from plait.query.plan import Plan
+from plait.runtime.driver.driver import Epoch, InForce, Services
+from plait.runtime.driver.offsets import source_digest
+from plait.runtime.driver.watermarks import horizons_us, latest, least_watermark_ms, marks_before
 from plait.runtime.faults import reached
+from plait.runtime.task.join_task import EpochTask
 from plait.state.log.checkpoint import Checkpoint
-from plait.state.log.manifest import LiveState, Manifest, ResultFile
-from plait.state.segments.segment import SegmentInfo
+from plait.state.log.manifest import LiveState, Manifest, ResultFile, Retention, results_after
+from plait.state.segments.tiers import let_go
 
 
-@dataclass
-class Collected:
-    """What the tasks of an epoch reported."""
-
-    added: list[SegmentInfo] = field(default_factory=list)
-    copied: list[SegmentInfo] = field(default_factory=list)
-    """Segments of stores that are being built."""
-    removed: list[str] = field(default_factory=list)
-    results: list[ResultFile] = field(default_factory=list)
-    merged_results: list[ResultFile] = field(default_factory=list)
-    """Result files that hold the rows of those in `replaced`, which earlier epochs have written."""
-    replaced: list[str] = field(default_factory=list)
-    rows_in: dict[str, int] = field(default_factory=dict)
-    rows_late: dict[str, int] = field(default_factory=dict)
-    rows_out: dict[str, int] = field(default_factory=dict)
-    rows_null_key: dict[str, int] = field(default_factory=dict)
-    """Rows without a value in a column that no query can do without."""
-    rows_corrupt: dict[str, int] = field(default_factory=dict)
-    """Rows that a permissive reader could not parse, of streams that say so."""
-    rows_future: dict[str, int] = field(default_factory=dict)
-    """Rows with an event time too far ahead to move a watermark."""
-    max_event_ms: dict[str, int] = field(default_factory=dict)
-    marks_ms: dict[str, int] = field(default_factory=dict)
-    let_go: dict[str, int] = field(default_factory=dict)
-    row_bytes: float = 0.0
-    """Mean bytes of the widest rows that sources have read."""
-    edges: dict[int, EdgeCount] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
-    keys: dict[str, float] = field(default_factory=dict)
-    """κ of every store, where the epoch was sampled."""
-    driven: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Per driving relation: seconds, and results complete without another exchange."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    merged_bytes: int = 0
-    """Written by merges."""
-    reads: dict[str, int] = field(default_factory=dict)
-    """What reading state took: `state/segments/run.py`'s Meter."""
+def commit(epoch: Epoch) -> None:
+    """The manifest makes the epoch part of the answer."""
+    driver, services, account = epoch.driver, epoch.driver.services, epoch.account
+    epoch.await_durable()
+    manifest, before = _manifest(epoch), driver.now.live
+    if epoch.number % services.config.snapshot_every == 0 or before.legacy:
+        results = results_after(services.sources.live.files, manifest)
+        manifest = _with_snapshot(manifest, before.after(manifest), results)
+    driver.now = replace(driver.now, live=append(services.checkpoint, before, manifest))
+    driver.feedback.state.committed(before, driver.now.live)
+    services.sources.live.committed(manifest)
+    # What this run has just written need not be read back.
+    driver.now.rows.known.update(file.path for file in (*account.results, *account.merged_results))
+    epoch.manifest = manifest
 
 
-def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
-    """Step 2: descriptors become one account of the epoch."""
-    account = Collected()
-    account.rows_in = dict.fromkeys(plan.ranks, 0)
-    account.rows_late = dict.fromkeys(plan.ranks, 0)
-    account.rows_out = {query.name: 0 for query in plan.queries}
-    for note in notes:
-        content = json.loads(note)
-        _ACCOUNTS[content["kind"]](account, content)
-    return account
-
-
-def _source(account: Collected, note: Mapping[str, object]) -> None:
-    relation, event, marks = note["relation"], note["max_event_ms"], note["marks_ms"]
-    width = note["row_bytes"]
-    assert isinstance(relation, str)
-    assert isinstance(marks, dict)
-    assert isinstance(width, int | float)
-    account.row_bytes = max(account.row_bytes, width)
-    counts = (
-        (account.rows_in, "rows"),
-        (account.rows_late, "late"),
-        (account.rows_null_key, "null_key"),
-        (account.rows_corrupt, "corrupt"),
-        (account.rows_future, "future"),
+def _manifest(epoch: Epoch) -> Manifest:
+    """All that the epoch changes."""
+    services, now, plan = epoch.driver.services, epoch.driver.now, epoch.plan
+    account, task, policy = epoch.account, epoch.task, services.watermark_policy
+    assert task is not None
+    known = {mark.key for i in plan.inputs for mark in i.marks}
+    marks = {k: at for k, at in latest(now.live.marks_ms, account.marks_ms).items() if k in known}
+    horizons = horizons_us(plan, marks, policy)
+    return Manifest(
+        epoch=epoch.number,
+        token=services.checkpoint.token,
+        plan=plan.digest,
+        source=source_digest(services.checkpoint.files, epoch.number),
+        clock_us=task.clock_us,
+        watermark_ms=least_watermark_ms(plan, marks, policy),
+        max_event_ms=latest(now.live.max_event_ms, account.max_event_ms),
+        added=(*account.added, *account.copied),
+        removed=(*account.removed, *(info.path for info in epoch.dropped)),
+        results=tuple(replace(f, passing=not services.sinks[f.query].keeps_rows) for f in account.results),
+        rows_in=account.rows_in,
+        rows_late=account.rows_late,
+        rows_out=account.rows_out,
+        snapshot=None,
+        retention={s.id: Retention(s.time_column, horizons.get(s.id), s.ttl_us) for s in plan.stores},
+        before_ms=now.live.watermark_ms,
+        catalog=now.catalog.version,
+        marks_ms=marks,
+        let_go=_let_go(epoch, task),
+        builds=_built(now, task),
+        merged=tuple(account.merged_results),
+        replaced=(*account.replaced, *_of_dropped(services)),
+        before_marks_ms=marks_before(now.live),
+        begins=now.catalog.begins(epoch.number),
     )
-    for total, name in counts:
-        rows = note[name]
-        assert isinstance(rows, int)
-        if rows or relation in total:
-            total[relation] = total.get(relation, 0) + rows
-    if isinstance(event, int):
-        account.max_event_ms[relation] = max(event, account.max_event_ms.get(relation, event))
-    for mark, at in marks.items():
-        account.marks_ms[mark] = max(at, account.marks_ms.get(mark, at))
 
 
-def _segment(account: Collected, note: Mapping[str, object]) -> None:
-    account.added.append(SegmentInfo.from_json(note["info"]))  # type: ignore[arg-type]
+def _let_go(epoch: Epoch, task: EpochTask) -> dict[str, int]:
+    """By store the latest birth of a row that was let expire, so far."""
+    found = dict(epoch.driver.now.live.let_go)
+    dropped = [(info.store, let_go(info, task.horizons.get(info.store))) for info in epoch.dropped]
+    for store, birth in (*epoch.account.let_go.items(), *dropped):
+        found[store] = max(birth, found.get(store, -1))
+    for build in epoch.driver.now.catalog.builds:
+        found[build.store] = max(found.get(build.store, -1), found.get(build.source, -1))
+    return {store: birth for store, birth in found.items() if birth >= 0 and store in epoch.plan.store_by_id}
 
 
-def _merge(account: Collected, note: Mapping[str, object]) -> None:
-    added, removed, written = note["added"], note["removed"], note["written"]
-    store, let_go = note["store"], note["let_go"]
-    assert isinstance(store, str)
-    assert isinstance(let_go, int)
-    account.let_go[store] = max(let_go, account.let_go.get(store, -1))
-    assert isinstance(added, list)
-    assert isinstance(removed, list)
-    assert isinstance(written, int)
-    account.added.extend(SegmentInfo.from_json(info) for info in added)
-    account.removed.extend(removed)
-    account.merged_bytes += written
+def _built(now: InForce, task: EpochTask) -> dict[str, int]:
+    """By store that is being built, the key groups that are copied after this epoch."""
+    going = {build.store for build in now.catalog.builds}
+    done = {**now.live.builds, **{copy.store: copy.end for copy in task.copies}}
+    return {store: groups for store, groups in done.items() if store in going}
 
 
-def _copy(account: Collected, note: Mapping[str, object]) -> None:
-    store, infos, let_go = note["store"], note["infos"], note["let_go"]
-    assert isinstance(store, str)
-    assert isinstance(infos, list)
-    assert isinstance(let_go, int)
-    account.copied.extend(SegmentInfo.from_json(info) for info in infos)
-    account.let_go[store] = max(let_go, account.let_go.get(store, -1))
+def _of_dropped(services: Services) -> tuple[str, ...]:
+    """Result files in force of queries that are no more: nobody can ask for them."""
+    live = services.sources.live.files
+    return tuple(file.path for query, files in live.items() if query not in services.sinks for file in files)
 
 
-def _result(account: Collected, note: Mapping[str, object]) -> None:
-    query, rows, files = note["query"], note["rows"], note["files"]
-    assert isinstance(query, str)
-    assert isinstance(rows, int)
-    assert isinstance(files, list)
-    account.rows_out[query] += rows
-    account.results += [ResultFile.from_json(file) for file in files]
+def _with_snapshot(manifest: Manifest, after: LiveState, results: Mapping[str, Sequence[ResultFile]]) -> Manifest:
+    return replace(
+        manifest,
+        snapshot=tuple(info for infos in after.segments.values() for info in infos),
+        snapshot_results=tuple(file for files in results.values() for file in files),
+    )
 
 
-def _work(account: Collected, note: Mapping[str, object]) -> None:
-    edges, seconds = note["edges"], note["seconds"]
-    assert isinstance(edges, dict)
-    assert isinstance(seconds, dict)
-    for edge, counts in edges.items():
-        account.edges.setdefault(int(edge), EdgeCount()).add(EdgeCount(**counts))
-    for relation, done in note["driven"].items():  # type: ignore[attr-defined]
-        total = account.driven.setdefault(relation, {"seconds": 0.0, "rows": 0})
-        for name, value in done.items():
-            total[name] += value
-    for name, value in note["reads"].items():  # type: ignore[attr-defined]
-        account.reads[name] = account.reads.get(name, 0) + value
-    for name, value in seconds.items():
-        account.seconds[name] = account.seconds.get(name, 0.0) + value
-
-
-def _sample(account: Collected, note: Mapping[str, object]) -> None:
-    account.samples.append(Sample.from_json(note["sample"]))  # type: ignore[arg-type]
-
-
-def _keys(account: Collected, note: Mapping[str, object]) -> None:
-    account.keys.update(note["keys"])  # type: ignore[call-overload]
-
-
-_ACCOUNTS: dict[str, Callable[[Collected, Mapping[str, object]], None]] = {
-    "source": _source,
-    "segment": _segment,
-    "merge": _merge,
-    "copy": _copy,
-    "result": _result,
-    "work": _work,
-    "sample": _sample,
-    "keys": _keys,
-}
-
-
-def commit(checkpoint: Checkpoint, live: LiveState, manifest: Manifest) -> LiveState:
+def append(checkpoint: Checkpoint, live: LiveState, manifest: Manifest) -> LiveState:
     """Step 3: after this the epoch is part of the answer."""
     reached("commit.2", manifest.epoch)
     checkpoint.check_fence()

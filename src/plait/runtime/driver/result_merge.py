@@ -16,19 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plait.errors import CorruptionError
 from plait.runtime.answers.result_reader import ResultRows
+from plait.runtime.driver.driver import Epoch
 from plait.runtime.faults import reached
 from plait.runtime.task.result_writer import ResultWriter
 from plait.state.log.manifest import ResultFile
-
-if TYPE_CHECKING:
-    from plait.runtime.driver.epoch import Driver, Epoch
 
 FAN_IN = 8
 """Small files of one tier that may come together before they become one of the next."""
@@ -47,34 +44,35 @@ _WRITTEN_BYTES = 8 << 20
 
 def merge_results(epoch: Epoch) -> None:
     """Small result files of kept queries become larger ones; the manifest of this epoch commits that."""
-    driver, account = epoch.driver, epoch.account
-    for file in (file for files in driver.sources.live.files.values() for file in files):
+    services, rows, account = epoch.driver.services, epoch.driver.now.rows, epoch.account
+    for file in (file for files in services.sources.live.files.values() for file in files):
         # The sink is another one since the last epoch, and this one keeps rows: so it does from there on.
-        if file.passing and file.query in driver.sinks and driver.sinks[file.query].keeps_rows:
+        if file.passing and file.query in services.sinks and services.sinks[file.query].keeps_rows:
             account.merged_results.append(replace(file, passing=False))
             account.replaced.append(file.path)
-    due = _due(driver, {file.query for file in account.results if file.whole})
+    due = _due(epoch, {file.query for file in account.results if file.whole})
     budget = MOST_BYTES
-    for query, files in due[: 1 + len(driver.plan.queries) // _QUERIES_PER_MERGE]:
+    for query, files in due[: 1 + len(epoch.plan.queries) // _QUERIES_PER_MERGE]:
         if sum(file.bytes for file in files) > budget:
             continue
-        if merged := merged_files(driver.rows, query, files, driver.sources.source(query) is not None):
+        if merged := merged_files(rows, query, files, services.sources.source(query) is not None):
             account.merged_results += merged
             account.replaced += [file.path for file in files]
             budget -= sum(file.bytes for file in files)
             reached("results.merge", epoch.number)
 
 
-def _due(driver: Driver, whole: set[str]) -> list[tuple[str, list[ResultFile]]]:
+def _due(epoch: Epoch, whole: set[str]) -> list[tuple[str, list[ResultFile]]]:
     """The queries that have enough small files of one tier, with those; the most files first."""
     found = []
-    for query in driver.plan.queries:
-        kept = driver.sources.source(query.name)
+    sources, damaged = epoch.driver.services.sources, epoch.driver.now.rows.damaged
+    for query in epoch.plan.queries:
+        kept = sources.source(query.name)
         # Partial rows of groups are merged as such (`Sources.merged`).
         if query.name in whole or (kept is not None and kept[1].maintained is not None):
             continue
-        files = driver.sources.live.files.get(query.name, ())
-        if chosen := choose([file for file in files if file.path not in driver.rows.damaged]):
+        files = sources.live.files.get(query.name, ())
+        if chosen := choose([file for file in files if file.path not in damaged]):
             found.append((query.name, chosen))
     return sorted(found, key=lambda each: -len(each[1]))
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from plait.runtime.driver.commit import Collected
+from plait.query.progress import Amplification, BlockReads, CacheReads, FilterReads, PendingMerge, StateReport
+from plait.runtime.driver.collect import Collected
 from plait.state.files.segment_home import SegmentHome
 from plait.state.log.manifest import LiveState
 from plait.state.segments.segment import SegmentInfo
@@ -22,16 +22,16 @@ _KEPT = 0.25
 """Of the state's size: how much may lie around that merges have replaced."""
 
 
-_CACHE = ("hits", "misses", "bytes", "evicted")
-
-
 @dataclass
 class StateAccount:
-    """Since this engine started."""
+    """What has been written since this engine started, and what lies around."""
 
     appended: int = 0
+    """Bytes that epochs have appended."""
     merged: int = 0
+    """Bytes that merges have written."""
     retired: deque[SegmentInfo] = field(default_factory=deque)
+    """Segments that merges have replaced and that are still on disk, oldest first."""
     retired_bytes: int = 0
 
     def committed(self, before: LiveState, after: LiveState) -> None:
@@ -52,8 +52,8 @@ class StateAccount:
 
     def report(
         self, live: LiveState, account: Collected, epoch: int, merges: Sequence[Merge], remote: bool = False
-    ) -> dict[str, Any]:
-        """For `run.last_progress["state"]`."""
+    ) -> StateReport:
+        """What state costs after an epoch, which is taken into account."""
         appended = sum(info.bytes for info in account.added if info.epoch == epoch and info.tier == 0)
         self.appended += appended
         self.merged += account.merged_bytes
@@ -62,24 +62,23 @@ class StateAccount:
         state = sum(info.live_bytes for info in infos)
         runs = {store: runs_per_lookup(found) for store, found in sorted(live.segments.items())}
         reads = account.reads
-        return {
-            "appended_bytes": appended,
-            "merged_bytes": account.merged_bytes,
-            "pending_bytes": sum(merge.bytes for merge in merges),
-            "merges": [{"store": m.store, "task": m.task, "tier": m.tier, "bytes": m.bytes} for m in merges],
-            "runs": runs,
-            "deep_bytes": sum(info.live_bytes for info in infos if info.deep),
-            "amplification": {
-                "write": (self.appended + self.merged) / self.appended if self.appended else 1.0,
-                "read": sum(runs[s] * sum(i.rows for i in f) for s, f in live.segments.items()) / rows if rows else 0.0,
-                "space": (sum(info.bytes for info in infos) + self.retired_bytes) / state if state else 1.0,
-            },
-            "skipped": reads.get("segments_skipped", 0),
-            "filter": {name: reads.get(f"filter_{name}", 0) for name in ("asked", "passed", "found")},
-            "blocks": {
-                "read": reads.get("blocks_read", 0),
-                "cached": reads.get("blocks_cached", 0),
-                "bytes": reads.get("block_bytes", 0),
-            },
-            **({"cache": {name: reads.get(f"cache_{name}", 0) for name in _CACHE}} if remote else {}),
-        }
+        read = sum(runs[store] * sum(i.rows for i in found) for store, found in live.segments.items())
+        return StateReport(
+            appended_bytes=appended,
+            merged_bytes=account.merged_bytes,
+            pending_bytes=sum(merge.bytes for merge in merges),
+            merges=[PendingMerge(m.store, m.task, m.tier, m.bytes) for m in merges],
+            runs=runs,
+            deep_bytes=sum(info.live_bytes for info in infos if info.deep),
+            amplification=Amplification(
+                write=(self.appended + self.merged) / self.appended if self.appended else 1.0,
+                read=read / rows if rows else 0.0,
+                space=(sum(info.bytes for info in infos) + self.retired_bytes) / state if state else 1.0,
+            ),
+            skipped=reads.segments_skipped,
+            filter=FilterReads(reads.filter_asked, reads.filter_passed, reads.filter_found),
+            blocks=BlockReads(reads.blocks_read, reads.blocks_cached, reads.block_bytes),
+            cache=CacheReads(reads.cache_hits, reads.cache_misses, reads.cache_bytes, reads.cache_evicted)
+            if remote
+            else None,
+        )

@@ -37,6 +37,7 @@ from plait.query.plan import (
     watermark_ms,
 )
 from plait.runtime.task.exchange import SCHEMA, Cut, Outbox
+from plait.runtime.task.notes import SourceNote
 from plait.state.segments.columns import in_utc, single, take
 from plait.state.segments.filter_sets import packed, tested
 from plait.state.segments.keys import hash_key, null_rows
@@ -132,7 +133,7 @@ def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[p
 
 def buckets(batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochParameters) -> Iterator[pa.RecordBatch]:
     """The work of one source task: selected rows in, buckets and one descriptor out."""
-    counted = _Counts(source.relation)
+    counted = SourceNote(source.relation)
     for table in map(in_utc, _slices(batches)):
         outbox = Outbox()
         counted.row_bytes = max(counted.row_bytes, table.nbytes / table.num_rows)
@@ -147,7 +148,7 @@ def buckets(batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochP
                     yield from outbox.batches()
         yield from outbox.batches()
     outbox = Outbox()
-    outbox.note(0, kind="source", **asdict(counted))
+    outbox.note(0, counted)
     yield from outbox.batches()
 
 
@@ -161,26 +162,6 @@ def cuts(inputs: Iterable[Input], tasks: int, clock_us: int) -> dict[int, Cut]:
                 yield edge.id, bucket
 
     return {source.edges[0].id: partial(cut, source) for source in inputs if source.travels_whole(tasks)}
-
-
-@dataclass
-class _Counts:
-    """What one source task saw."""
-
-    relation: str
-    rows: int = 0
-    late: int = 0
-    """Late for every query that would see them."""
-    null_key: int = 0
-    """Without a value in a column that no query can do without."""
-    corrupt: int = 0
-    """That the reader could not parse."""
-    future: int = 0
-    """With an event time so far ahead that it moves no watermark."""
-    max_event_ms: int | None = None
-    marks_ms: dict[str, int] = field(default_factory=dict)
-    row_bytes: float = 0.0
-    """Mean bytes of a row in the slice with the widest ones."""
 
 
 def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -205,7 +186,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(begin, step)
 
 
-def _admitted(table: pa.Table, source: Input, parameters: EpochParameters, counted: _Counts) -> pa.Table:
+def _admitted(table: pa.Table, source: Input, parameters: EpochParameters, counted: SourceNote) -> pa.Table:
     """The rows that some query sees, with their query sets; what is left out is counted."""
     if source.corrupt is not None:
         counted.corrupt += pc.sum(table.column(CORRUPT)).as_py() or 0
@@ -257,7 +238,7 @@ class _Meets:
 
 
 def _lateness(
-    table: pa.Table, source: Input, parameters: EpochParameters, counted: _Counts, meets: _Meets
+    table: pa.Table, source: Input, parameters: EpochParameters, counted: SourceNote, meets: _Meets
 ) -> dict[tuple[str, ...], Flags]:
     """By the marks of a watermark, which rows are late; left out where none is.  Moves the marks.
 

@@ -1,7 +1,7 @@
 """What travels between tasks: rows of a Spark DataFrame, each a bucket of many tuples or a descriptor.
 
     task     which task the row is for (the owner of the bucket's key groups)
-    edge     the plan's edge it travels on; DESCRIPTOR for the small JSON notes that end at the driver
+    edge     the plan's edge it travels on; DESCRIPTOR for notes (`notes.py`), which end at the driver
     payload  Arrow IPC bytes of a bucket, or JSON bytes
 
 Spark's cost per row is so a cost per bucket.  Buckets never rest on disk, so Spark's own checks on shuffle
@@ -10,7 +10,6 @@ blocks guard them.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from plait.config import KEY_GROUPS
 from plait.kernels.hashing import owner
 from plait.kernels.runs import merge_order
 from plait.query.plan import HASH
+from plait.runtime.task.notes import Note, written
 from plait.runtime.task.spill import Spill, Spilled
 from plait.state.segments.columns import take_table
 from plait.state.segments.run import first_from
@@ -70,9 +70,9 @@ class Outbox:
     held: int = 0
     spill: Spill = field(default_factory=Spill)
 
-    def note(self, task: int, **content: Any) -> None:
-        """Sends a descriptor."""
-        self.rows.append((task, DESCRIPTOR, json.dumps(content).encode()))
+    def note(self, task: int, note: Note) -> None:
+        """Sends a note, which ends at the driver."""
+        self.rows.append((task, DESCRIPTOR, written(note)))
 
     def ship(self, edge: int, table: pa.Table, tasks: int) -> None:
         """Sends tuples, sorted by HASH, to the owners of their key groups, in buckets of bounded size."""

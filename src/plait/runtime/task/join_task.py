@@ -6,12 +6,11 @@ retried or abandoned attempt leaves no trace that counts.  `hops.py` says in whi
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from plait.config import KEY_GROUPS
 from plait.kernels import U64, Flags
+from plait.query.observed import Driven
 from plait.query.plan import (
     ARRIVED,
     BORN,
@@ -40,6 +40,16 @@ from plait.runtime.task.bucketise import cuts
 from plait.runtime.task.exchange import Inbox, Outbox
 from plait.runtime.task.frames import Frame, Partial, Slot, arrived
 from plait.runtime.task.group_writer import GroupWriter
+from plait.runtime.task.notes import (
+    CopyNote,
+    KeysNote,
+    MergeNote,
+    ResultNote,
+    SampleNote,
+    SegmentNote,
+    WorkNote,
+    read_note,
+)
 from plait.runtime.task.passes import HashRange, passes_for, reads_at
 from plait.runtime.task.prober import Prober, Span
 from plait.runtime.task.result_writer import ResultWriter
@@ -116,8 +126,8 @@ class Work:
     current: dict[str, list[View]] = field(default_factory=dict)
     writers: dict[str, ResultWriter | GroupWriter] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    driven: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Per driving relation the seconds it took and the results complete in this task."""
+    driven: dict[str, Driven] = field(default_factory=dict)
+    """By driving relation."""
 
     def __post_init__(self) -> None:
         context = self.context
@@ -163,10 +173,9 @@ class Work:
         """Passes descriptors on, and keeps in mind which segments of this epoch lie in this task's key groups."""
         for note in notes:
             self.outbox.rows.append((self.task, -1, note))
-            content = json.loads(note)
-            if content["kind"] == "segment":
-                info = SegmentInfo.from_json(content["info"])
-                self.current.setdefault(info.store, []).append(self._view(info))
+            match read_note(note):
+                case SegmentNote(info):
+                    self.current.setdefault(info.store, []).append(self._view(info))
 
     def append_and_probe(self, inbox: Inbox) -> Iterator[None]:
         """The first hop: stops after every slice of what arrived, for the outbox to be emptied."""
@@ -248,7 +257,7 @@ class Work:
         """Waits until all that was appended is on disk, and tells of it."""
         waiting, self._being_written = self._being_written, []
         for written in waiting:
-            self.outbox.note(self.task, kind="segment", info=written.result().to_json())
+            self.outbox.note(self.task, SegmentNote(written.result()))
 
     def passes(self, tables: Mapping[int, pa.Table], hop: int) -> Iterator[Mapping[int, pa.Table]]:
         """The tuples that arrived at a hop, at once or range of hashes by range: what reads the fewest blocks."""
@@ -278,9 +287,9 @@ class Work:
         for emit in tree.emits:
             self.emit(emit, base)
         self._visit_all(tree.nodes, base)
-        done = self.driven.setdefault(tree.relation, {"seconds": 0.0, "rows": 0})
-        done["seconds"] += time.perf_counter() - begun
-        done["rows"] += sum(writer.rows for writer in self.writers.values()) - before
+        done = self.driven.setdefault(tree.relation, Driven())
+        done.seconds += time.perf_counter() - begun
+        done.rows += sum(writer.rows for writer in self.writers.values()) - before
 
     def continue_from(self, node: Node, slots: int, hop: int, tables: Mapping[int, pa.Table]) -> None:
         """Finds the nodes at which tuples of this hop arrive and goes on from there."""
@@ -399,12 +408,12 @@ class Work:
             stores = [(store, bit) for store, bit, _ in asked]
             runs = [self.runs_of(store, sees) for store, _, sees in asked]
             found = sampled(wish.edge, wish.filter, keys, tuples, stores, runs)
-            self.outbox.note(self.task, kind="sample", sample=found.to_json())
+            self.outbox.note(self.task, SampleNote(found))
         _, groups = self.context.groups(self.task)
         # Of runs that another number of tasks has written, only what this task owns.
         fronts = {s.id: [front(run.hashes, groups) for run in self.runs_of(s.id, True)] for s in plan.stores}
         counts = {store: key_count(runs, groups / KEY_GROUPS) for store, runs in fronts.items()}
-        self.outbox.note(self.task, kind="keys", keys=counts)
+        self.outbox.note(self.task, KeysNote(counts))
 
     def _open(self, info: SegmentInfo) -> Segment:
         found = self._opened.get(info.path)
@@ -481,9 +490,8 @@ class Work:
                 more=lambda: time.perf_counter() < until,
                 filters=self._filters_of(merge.store),
             )
-            added = [info.to_json() for info in done.added]
-            gone = {"removed": done.removed, "let_go": done.let_go, "store": merge.store}
-            self.outbox.note(self.task, kind="merge", added=added, written=done.written, **gone)
+            added, removed = tuple(done.added), tuple(done.removed)
+            self.outbox.note(self.task, MergeNote(merge.store, added, removed, done.written, done.let_go))
             reached("task.merge", context.epoch)
             if time.perf_counter() >= until:
                 break
@@ -519,8 +527,7 @@ class Work:
                     sync=context.sync,
                     verified_dir=context.verified_dir,
                 )
-            infos = [info.to_json() for info in done.added]
-            self.outbox.note(self.task, kind="copy", store=copy.store, infos=infos, let_go=done.let_go)
+            self.outbox.note(self.task, CopyNote(copy.store, tuple(done.added), done.let_go))
             reached("task.build", context.epoch)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -528,12 +535,10 @@ class Work:
         self.settle()
         for query, writer in self.writers.items():
             with self.timed("materialise"):
-                files = [asdict(file) for file in writer.close()]
-            self.outbox.note(self.task, kind="result", query=query, rows=writer.rows, files=files)
-        edges = {str(node): asdict(count) for node, count in self.prober.counts.items()}
+                files = tuple(writer.close())
+            self.outbox.note(self.task, ResultNote(query, writer.rows, files))
         reads = METER.since(self._metered)
-        work = {"edges": edges, "seconds": self.seconds, "driven": self.driven, "reads": reads}
-        self.outbox.note(self.task, kind="work", **work)
+        self.outbox.note(self.task, WorkNote(self.prober.counts, self.driven, self.seconds, reads))
         yield from self.outbox.batches()
 
 

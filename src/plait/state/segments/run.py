@@ -44,9 +44,14 @@ class Meter:
     cache_evicted: int = 0
     """Segments that had to make room."""
 
-    def since(self, before: Meter) -> dict[str, int]:
+    def since(self, before: Meter) -> Meter:
         """What was counted after `before` was copied."""
-        return {f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)}
+        return Meter(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)})
+
+    def add(self, other: Meter) -> None:
+        """Takes in what another task counted."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
 
 METER = Meter()
