@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from plait.admission import Admission, Admitted, Asked, admitted
+from plait.admission import Admission, Admitted, Asked, InForce, admitted
 from plait.catalog.catalog import Catalog, QueryEntry
 from plait.catalog.changes import refuse_another_text, same_text
 from plait.catalog.settings import meaning, refuse_changed_meaning
@@ -39,7 +39,6 @@ from plait.runtime.driver.verified import forget_verified, verified_dir
 from plait.runtime.spark.failures import translated
 from plait.runtime.spark.session import forget_origins
 from plait.runtime.task.bucketise import bucketised
-from plait.share.replan import Planner
 from plait.share.retention import final_us, with_ttls
 from plait.sql.answer.residual import Residual, only_aggregate
 from plait.sql.catalyst.read_query import ReadQuery, read_query, relation_of, table_of
@@ -243,6 +242,7 @@ class Engine:
         """The join graphs, stores, probe orders and exchanges, as `text`, `json` or `dot`.
 
         Once the engine has run, the text also shows estimates against what was counted, and the orders' history.
+        While it runs, it is what the last epoch left in force: no epoch is waited for.
         With `stages`: how the plan of query `name` (of all, without one) was converted, and what is maintained.
         """
         if name is not None and name not in self._queries:
@@ -250,21 +250,20 @@ class Engine:
             raise QueryError("NO_QUERY", f"no query is called {name!r}", f"use one of: {known}")
         if stages:
             return "\n".join(explain_stages(n, self._queries[n].read) for n in ([name] if name else self._queries))
-        planner = self._planned()
-        assert self._admission is not None
-        now = self._admission.now
-        return explain(planner.plan, planner.graphs, self._relations, format, planner.report(), now.catalog)
+        now = self._planned()
+        return explain(now.plan, now.graphs, self._relations, format, now.optimiser, now.catalog)
 
-    def _planned(self) -> Planner:
-        """The planner of all registered queries; a new one when something has been registered or dropped."""
+    def _planned(self) -> InForce:
+        """What is in force for all registered queries; made anew when something has been registered or dropped."""
         if not self._queries:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
-        if self._admission is None:
-            self._admission = self._admit()
-        if self._admission.planner is None:
-            self._admission.begin(self._live, None)
-        assert self._admission.planner is not None
-        return self._admission.planner
+        admission = self._admission
+        if admission is None:
+            admission = self._admit()
+            admission.begin(self._live, None)
+            self._admission = admission
+        assert admission.in_force is not None
+        return admission.in_force
 
     def _admit(self) -> Admission:
         """What the next epoch would run with."""
@@ -306,8 +305,9 @@ class Engine:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
         refuse_gap(self.checkpoint)
         self._check_settings()
-        admission = self._admission = self._admit()
+        admission = self._admit()
         planner = admission.begin(self._live, self.checkpoint.statistics())
+        self._admission = admission
         plan, sinks = planner.plan, self._sinks()
         rows = ResultRows(self.spark, plan, self.checkpoint, self._desk.known)
         layout, epoch = admission.now.allocation.layout, self._live.epoch + 1
@@ -467,7 +467,8 @@ class Engine:
     @property
     def _in_force(self) -> Catalog:
         """The catalog that the last epoch ran with, or that the next will, while the engine runs."""
-        return self._catalog if self._running is None else self._running.now.catalog
+        running = None if self._running is None else self._running.in_force
+        return self._catalog if running is None else running.catalog
 
     def _refuse_known(self, name: str) -> None:
         """Refuses a name that SQL cannot tell from that of a registered stream or table."""
