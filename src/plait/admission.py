@@ -37,6 +37,8 @@ class Asked:
     definitions: Mapping[str, Definition]
     """By name."""
     dropped: frozenset[str] = frozenset()
+    anew: frozenset[str] = frozenset()
+    """Tables that are dropped and registered again: nothing of the old ones stays."""
     on_missing: str = "refuse"
 
 
@@ -65,6 +67,7 @@ def admitted(before: Catalog, asked: Asked, live: LiveState) -> Admitted:
         asked.tables,
         asked.definitions,
         asked.dropped,
+        asked.anew,
         epoch=epoch,
         on_missing=asked.on_missing,
     )
@@ -90,7 +93,7 @@ def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState)
                 stores=frozenset(store for of in entry.stores.get(join, {}).values() for store in of),
             )
     allocation = allocate(
-        catalog.layout,
+        catalog.layout.without(asked.anew),
         wanted,
         asked.relations,
         epoch=epoch,

@@ -87,6 +87,8 @@ class Engine:
         )
         self._queries = self._desk.queries
         self._dropped: set[str] = set()
+        self._anew: set[str] = set()
+        """Tables that live on the checkpoint, were dropped, and are registered again."""
         self._run: Run | None = None
         self._admission: Admission | None = None
         self._running: Admission | None = None
@@ -124,7 +126,8 @@ class Engine:
     def table(self, name: str, df: DataFrame) -> None:
         """Registers a batch DataFrame that queries may join with streams.
 
-        Its rows are read once, with the first epoch that a query needs them, and stay what they are then.
+        Its rows are read once, with the first epoch that a query needs them, and stay what they are then.  To have them
+        read again, `drop` the table and the queries that read it, and register and define them anew.
         """
         self._refuse_if_running("a table cannot be added")
         self._refuse_known(name)
@@ -134,6 +137,9 @@ class Engine:
             )
         self._relations[name] = table_of(name, df)
         self._tables.add(name)
+        lives = self._in_force.streams.get(name)
+        if name in self._dropped and lives is not None and lives.table:
+            self._anew.add(name)
         self._admission = None
         self._dropped.discard(name)
         self._frames[name] = df
@@ -177,6 +183,7 @@ class Engine:
             del self._relations[name], self._frames[name]
             self._tables.discard(name)
         self._dropped.add(name)
+        self._anew.discard(name)
         self._admission = None
 
     def _readers(self, relation: str) -> list[str]:
@@ -273,6 +280,7 @@ class Engine:
             tables=frozenset(self._tables),
             definitions={name: query.definition for name, query in self._queries.items()},
             dropped=frozenset(self._dropped),
+            anew=frozenset(self._anew),
             on_missing=self.config.on_missing_query,
         )
         self._live = self.checkpoint.log.live()
@@ -355,7 +363,8 @@ class Engine:
             if self._catalog.version == 0 and catalogs.newest(self.checkpoint.files) is None:
                 catalogs.put(self.checkpoint.files, 0, self._catalog.to_json())
             admission.put(self._catalog)
-            self._catalog, self._running, self._dropped = admission.now.catalog, admission, set()
+            self._catalog, self._running = admission.now.catalog, admission
+            self._dropped, self._anew = set(), set()
             catch_up(driver)
             sources.record(self.checkpoint)
             with sources.starting(buckets.sparkSession):
