@@ -17,8 +17,8 @@ from plait.catalog.changes import Definition, changed
 from plait.config import KEY_GROUPS, Config
 from plait.query.graph import JoinGraph
 from plait.query.layout import StoreHistory, shown
-from plait.query.plan import watermark_ms
-from plait.query.progress import CatalogInForce, QueryStatus
+from plait.query.plan import Plan, watermark_ms
+from plait.query.progress import CatalogInForce, OptimiserReport, QueryStatus
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.planner import Planner
@@ -38,6 +38,8 @@ class Asked:
     definitions: Mapping[str, Definition]
     """By name."""
     dropped: frozenset[str] = frozenset()
+    anew: frozenset[str] = frozenset()
+    """Tables that are dropped and registered again: nothing of the old ones stays."""
     on_missing: str = "refuse"
 
 
@@ -66,6 +68,7 @@ def admitted(before: Catalog, asked: Asked, live: LiveState) -> Admitted:
         asked.tables,
         asked.definitions,
         asked.dropped,
+        asked.anew,
         epoch=epoch,
         on_missing=asked.on_missing,
     )
@@ -91,7 +94,7 @@ def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState)
                 stores=frozenset(store for of in entry.stores.get(join, {}).values() for store in of),
             )
     allocation = allocate(
-        catalog.layout,
+        catalog.layout.without(asked.anew),
         wanted,
         asked.relations,
         epoch=epoch,
@@ -174,6 +177,10 @@ def first_looks(now: Admitted, asked: Asked, live: LiveState, policy: str) -> di
     return found
 
 
+def _in_force(now: Admitted, planner: Planner) -> Snapshot:
+    return Snapshot(now.catalog, planner.plan, planner.graphs, planner.report())
+
+
 def _loads(now: Admitted, join: str, epoch: int) -> bool:
     """Whether rows of a table are loaded for a join in an epoch: then they drive."""
     stores = [store for (j, _, _), store in now.allocation.stores.items() if j == join]
@@ -185,9 +192,25 @@ def _rows(now: Admitted, join: str, alias: str, live: LiveState) -> int:
     return min((sum(i.rows for i in live.segments.get(store, ())) for store in mine), default=0)
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What an engine tells of itself: catalog, plan and the optimiser's reasons, all of one moment."""
+
+    catalog: Catalog
+    plan: Plan
+    graphs: Mapping[str, JoinGraph]
+    """The joins that the plan runs, by id."""
+    optimiser: OptimiserReport
+    """The planner's report."""
+
+
 @dataclass
 class Admission:
-    """The catalog in force, while an engine runs."""
+    """The catalog in force, while an engine runs.
+
+    The driver's thread changes it between two epochs.  All other threads read `in_force`, a frozen value that is
+    replaced as a whole once the new catalog is durable: whoever asks waits for no epoch, and sees no half of a change.
+    """
 
     checkpoint: Checkpoint
     config: Config
@@ -195,6 +218,8 @@ class Admission:
     now: Admitted
     policy: str = "min"
     planner: Planner | None = None
+    in_force: Snapshot | None = None
+    """None before `begin`."""
 
     @property
     def version(self) -> int:
@@ -202,7 +227,7 @@ class Admission:
         return self.now.catalog.version
 
     @property
-    def in_force(self) -> CatalogInForce:
+    def catalog_in_force(self) -> CatalogInForce:
         """The catalog, as far as epochs and reports must know it."""
         queries = {
             shown(q.id): QueryStatus(q.status, q.live_since, q.joins, q.floors)
@@ -212,33 +237,34 @@ class Admission:
 
     def begin(self, live: LiveState, learnt: Mapping[str, Any] | None) -> Planner:
         """The planner of the next epoch."""
-        planner = Planner(
-            self.now.running,
-            self.asked.relations,
-            self.config,
-            self.now.allocation,
-            first_looks(self.now, self.asked, live, self.policy),
-        )
+        return self._run_with(self.now, live, learnt)
+
+    def _run_with(self, now: Admitted, live: LiveState, learnt: Mapping[str, Any] | None) -> Planner:
+        looks = first_looks(now, self.asked, live, self.policy)
+        planner = Planner(now.running, self.asked.relations, self.config, now.allocation, looks)
         if learnt is not None:
             planner.recall(learnt)
-        self.planner = planner
+        self.now, self.planner, self.in_force = now, planner, _in_force(now, planner)
         return planner
 
     def put(self, before: Catalog) -> None:
         """Makes the catalog durable, if it is a new version."""
-        if self.version != before.version:
-            catalogs.put(self.checkpoint.files, self.version, self.now.catalog.to_json())
+        self._put(before, self.now.catalog)
+
+    def _put(self, before: Catalog, catalog: Catalog) -> None:
+        if catalog.version != before.version:
+            catalogs.put(self.checkpoint.files, catalog.version, catalog.to_json())
 
     def after(self, live: LiveState) -> Planner | None:
-        """Queries whose stores are built become live; None if nothing changes."""
+        """Queries whose stores are built become live; None if nothing changes but what the planner has learnt."""
         done = {
             build.store for build in self.now.catalog.layout.builds if live.builds.get(build.store, 0) >= KEY_GROUPS
         }
         if not done:
+            if self.planner is not None:
+                self.in_force = _in_force(self.now, self.planner)
             return None
-        before = self.now.catalog
-        self.now = _completed(self.now, self.asked, done, live.epoch + 1)
+        now = _completed(self.now, self.asked, done, live.epoch + 1)
         self.checkpoint.check_fence()
-        self.put(before)
-        learnt = None if self.planner is None else self.planner.knowledge()
-        return self.begin(live, learnt)
+        self._put(self.now.catalog, now.catalog)
+        return self._run_with(now, live, None if self.planner is None else self.planner.knowledge())

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from plait.admission import Admission, Admitted, Asked, admitted
+from plait.admission import Admission, Admitted, Asked, Snapshot, admitted
 from plait.catalog.catalog import Catalog, QueryEntry
 from plait.catalog.changes import refuse_another_text, same_text
 from plait.catalog.settings import meaning, refuse_changed_meaning
@@ -40,7 +40,6 @@ from plait.runtime.driver.verified import forget_verified, verified_dir
 from plait.runtime.spark.failures import translated
 from plait.runtime.spark.session import forget_origins
 from plait.runtime.task.bucketise import bucketised
-from plait.share.planner import Planner
 from plait.share.retention import final_us, with_ttls
 from plait.sql.answer.residual import Residual, only_aggregate
 from plait.sql.catalyst.read_query import ReadQuery, read_query, relation_of, table_of
@@ -89,6 +88,8 @@ class Engine:
         )
         self._queries = self._desk.queries
         self._dropped: set[str] = set()
+        self._anew: set[str] = set()
+        """Tables that live on the checkpoint, were dropped, and are registered again."""
         self._run: Run | None = None
         self._admission: Admission | None = None
         self._running: Admission | None = None
@@ -126,7 +127,8 @@ class Engine:
     def table(self, name: str, df: DataFrame) -> None:
         """Registers a batch DataFrame that queries may join with streams.
 
-        Its rows are read once, with the first epoch that a query needs them, and stay what they are then.
+        Its rows are read once, with the first epoch that a query needs them, and stay what they are then.  To have them
+        read again, `drop` the table and the queries that read it, and register and define them anew.
         """
         self._refuse_if_running("a table cannot be added")
         self._refuse_known(name)
@@ -136,6 +138,9 @@ class Engine:
             )
         self._relations[name] = table_of(name, df)
         self._tables.add(name)
+        lives = self._in_force.streams.get(name)
+        if name in self._dropped and lives is not None and lives.table:
+            self._anew.add(name)
         self._admission = None
         self._dropped.discard(name)
         self._frames[name] = df
@@ -179,6 +184,7 @@ class Engine:
             del self._relations[name], self._frames[name]
             self._tables.discard(name)
         self._dropped.add(name)
+        self._anew.discard(name)
         self._admission = None
 
     def _readers(self, relation: str) -> list[str]:
@@ -244,6 +250,7 @@ class Engine:
         """The join graphs, stores, probe orders and exchanges, as `text`, `json` or `dot`.
 
         Once the engine has run, the text also shows estimates against what was counted, and the orders' history.
+        While it runs, it is what the last epoch left in force: no epoch is waited for.
         With `stages`: how the plan of query `name` (of all, without one) was converted, and what is maintained.
         """
         if name is not None and name not in self._queries:
@@ -251,21 +258,20 @@ class Engine:
             raise QueryError("NO_QUERY", f"no query is called {name!r}", f"use one of: {known}")
         if stages:
             return "\n".join(explain_stages(n, self._queries[n].read) for n in ([name] if name else self._queries))
-        planner = self._planned()
-        assert self._admission is not None
-        now = self._admission.now
-        return explain(planner.plan, planner.graphs, self._relations, format, planner.report(), now.catalog)
+        now = self._planned()
+        return explain(now.plan, now.graphs, self._relations, format, now.optimiser, now.catalog)
 
-    def _planned(self) -> Planner:
-        """The planner of all registered queries; a new one when something has been registered or dropped."""
+    def _planned(self) -> Snapshot:
+        """What is in force for all registered queries; made anew when something has been registered or dropped."""
         if not self._queries:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
-        if self._admission is None:
-            self._admission = self._admit()
-        if self._admission.planner is None:
-            self._admission.begin(self._live, None)
-        assert self._admission.planner is not None
-        return self._admission.planner
+        admission = self._admission
+        if admission is None:
+            admission = self._admit()
+            admission.begin(self._live, None)
+            self._admission = admission
+        assert admission.in_force is not None
+        return admission.in_force
 
     def _admit(self) -> Admission:
         """What the next epoch would run with."""
@@ -275,6 +281,7 @@ class Engine:
             tables=frozenset(self._tables),
             definitions={name: query.definition for name, query in self._queries.items()},
             dropped=frozenset(self._dropped),
+            anew=frozenset(self._anew),
             on_missing=self.config.on_missing_query,
         )
         self._live = self.checkpoint.log.live()
@@ -307,8 +314,9 @@ class Engine:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
         refuse_gap(self.checkpoint)
         self._check_settings()
-        admission = self._admission = self._admit()
+        admission = self._admit()
         planner = admission.begin(self._live, self.checkpoint.statistics())
+        self._admission = admission
         plan, sinks = planner.plan, self._sinks()
         rows = ResultRows(self.spark, plan, self.checkpoint, self._desk.known)
         layout, epoch = admission.now.allocation.layout, self._live.epoch + 1
@@ -325,7 +333,7 @@ class Engine:
             sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, sinks, admission.policy)),
             tables=self._loads(admission.now, epoch),
         )
-        now = InForce(self._live, plan, rows, admission.in_force, planner.samples)
+        now = InForce(self._live, plan, rows, admission.catalog_in_force, planner.samples)
         driver = Driver(services, now, Feedback(planner, progress=deque(maxlen=self.config.history)))
         positions = admission.now.catalog.positions
         self._refuse_other_positions(positions, layout)
@@ -353,7 +361,8 @@ class Engine:
             if self._catalog.version == 0 and catalogs.newest(self.checkpoint.files) is None:
                 catalogs.put(self.checkpoint.files, 0, self._catalog.to_json())
             admission.put(self._catalog)
-            self._catalog, self._running, self._dropped = admission.now.catalog, admission, set()
+            self._catalog, self._running = admission.now.catalog, admission
+            self._dropped, self._anew = set(), set()
             catch_up(driver)
             sources.record(self.checkpoint)
             with sources.starting(buckets.sparkSession):
@@ -465,7 +474,8 @@ class Engine:
     @property
     def _in_force(self) -> Catalog:
         """The catalog that the last epoch ran with, or that the next will, while the engine runs."""
-        return self._catalog if self._running is None else self._running.now.catalog
+        running = None if self._running is None else self._running.in_force
+        return self._catalog if running is None else running.catalog
 
     def _refuse_known(self, name: str) -> None:
         """Refuses a name that SQL cannot tell from that of a registered stream or table."""

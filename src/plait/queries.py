@@ -165,7 +165,10 @@ class QueryHandle:
         return self.sink("foreach_batch", fn=fn)
 
     def results(self) -> DataFrame:
-        """All committed rows, exactly once; of a query that is more than a join, its answer so far."""
+        """All committed rows, exactly once; of a query that is more than a join, its answer so far.
+
+        While the engine runs, these are the rows of the epochs that are committed: the running one is not waited for.
+        """
         return self._results(set())
 
     def _remembered(self) -> DataFrame:

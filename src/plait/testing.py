@@ -204,7 +204,7 @@ class LocalEngine:
             live=self.checkpoint.log.live(),
             plan=plan,
             rows=ResultRows(spark, plan, self.checkpoint),
-            catalog=CatalogInForce() if changes is None else changes.in_force,
+            catalog=CatalogInForce() if changes is None else changes.catalog_in_force,
             samples=frozenset() if planner is None else planner.samples,
         )
         self.driver = Driver(services, now, Feedback(planner, progress=deque(maxlen=config.history)))

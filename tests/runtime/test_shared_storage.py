@@ -7,9 +7,8 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from plait.state.files.segment_home import SegmentHome
 from plait.state.log.checkpoint import Checkpoint, collect_garbage
 from plait.state.log.compact import compact
 from plait.state.log.inspect import Inspection
-from plait.state.log.manifest import manifest_name
+from plait.state.log.manifest import Manifest, manifest_name
 from plait.state.segments.block_cache import CACHE
 from plait.state.segments.segment import SegmentInfo, write_segment, writing
 from plait.state.segments.segment_reader import open_segment
@@ -343,21 +342,61 @@ def test_the_command_line_looks_into_it_verifies_past_the_cache_and_compacts(lif
         life.check(engine)
 
 
+def slipping_in(engine: LocalEngine, meanwhile: Callable[[], None]) -> None:
+    """Lets something happen between an engine's look at the fence and its manifest."""
+    append = engine.checkpoint.log.append
+
+    def late(manifest: Manifest) -> None:
+        meanwhile()
+        append(manifest)
+
+    engine.checkpoint.log.append = late  # type: ignore[method-assign]
+
+
+def test_a_commit_that_slips_in_after_a_takeover_does_not_count(life: Life) -> None:
+    with life.start() as first:
+        steps(life, first, 2)
+        takers: list[LocalEngine] = []
+        slipping_in(first, lambda: takers.append(life.start()))
+        # Its manifest is there, and it stops before any sink hears of it.
+        with pytest.raises(CheckpointError, match=r"FENCED.*taken over"):
+            life.step(first)
+    again(life)
+    (second,) = takers
+    with second:
+        assert (second.live.epoch, second.checkpoint.log.last()) == (1, 2)
+        with pytest.raises(CheckpointError, match=r"COMMITTED_TOO_LATE.*driver 1 after driver"):
+            second.checkpoint.log.results()
+        with pytest.raises(CheckpointError, match="EPOCH_COMMITTED_ELSEWHERE"):
+            life.step(second)
+        again(life)
+    # Whoever comes next has not seen it either: it stays refused, until it is gone.
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"COMMITTED_TOO_LATE.*delete that file"):
+            life.start()
+    RemoteFiles(str(life.directory)).delete(manifest_name(2))
+    with life.start() as third:
+        steps(life, third, 3)
+        life.check(third)
+    # What was committed in time counts for every later driver.
+    with life.start() as fourth:
+        life.check(fourth)
+
+
 def test_a_commit_that_slips_in_beside_a_compaction_is_found_and_nothing_is_lost(life: Life) -> None:
-    with life.start(fan_in=64) as engine:
-        steps(life, engine, 3)
+    def compacted() -> None:
         with life.start() as other:
             assert list(compact(other.checkpoint, 0, True))
-            # As if it had looked at the fence just before the compaction began.
-            engine.checkpoint.token, mine = other.checkpoint.token, engine.checkpoint.token
-            commit = engine.checkpoint.log.append
-            engine.checkpoint.log.append = lambda manifest: commit(replace(manifest, token=mine))  # type: ignore[method-assign]
+
+    with life.start(fan_in=64) as engine:
+        steps(life, engine, 3)
+        slipping_in(engine, compacted)
+        with pytest.raises(CheckpointError, match="FENCED"):
             life.step(engine)
-    with pytest.raises(CheckpointError, match=r"COMPACTED_WHILE_RUNNING.*delete that file"):
+    again(life)
+    with pytest.raises(CheckpointError, match=r"COMMITTED_TOO_LATE.*delete that file"):
         life.start()
-    files = RemoteFiles(str(life.directory))
-    for number in (1, 2):
-        files.delete(manifest_name(2, number))
+    RemoteFiles(str(life.directory)).delete(manifest_name(3))
     with life.start() as engine:
         life.check(engine)
         steps(life, engine, 2)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from plait.errors import SourceError
-from plait.serve.progress import REPORTS_KEPT, Totals, dashboard, watch
+from plait.serve.progress import BAR_WIDTH, REPORTS_KEPT, Totals, dashboard, epoch_line, watch
 
 REPORT: dict[str, Any] = {
     "epoch": 0,
@@ -70,6 +70,29 @@ def test_on_a_terminal_orders_and_steps_are_shown() -> None:
     _, text = shown(ScriptedRun(2), terminal=True)
     assert "b → c" in text
     assert "join 0.400" in text
+
+
+def test_a_store_that_is_being_built_has_a_bar() -> None:
+    totals = Totals()
+    totals.add([REPORT | {"builds": {"a[m]@2": 0.25, "b[]@2": 1.0}}])
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100)
+    console.print(dashboard(totals))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.strip() for line in console.file.getvalue().splitlines() if "building" in line]
+    # One that is complete is no build any more, though the epoch that completed it names it.
+    (line,) = lines
+    assert line.startswith("building a[m]@2")
+    assert line.endswith("25 %")
+    assert line.count("━") == BAR_WIDTH // 4
+    # Nothing is built: there is no line about it.
+    totals.add([REPORT | {"epoch": 1, "builds": {}}])
+    console.print(dashboard(totals))
+    assert console.file.getvalue().count("building") == 1
+
+
+def test_a_line_says_how_far_builds_are() -> None:
+    assert epoch_line(REPORT | {"builds": {"a[m]@2": 0.25}}).endswith(", building a[m]@2 25 %")
+    assert "building" not in epoch_line(REPORT | {"builds": {"a[m]@2": 1.0}})
 
 
 def test_ctrl_c_stops_the_run_instead_of_raising() -> None:

@@ -211,6 +211,50 @@ def test_a_table_that_was_dropped_comes_back_with_other_rows(changing: Changing)
             changing.run(engine)
 
 
+def test_a_table_is_dropped_and_registered_again_in_one_start(changing: Changing) -> None:
+    started(changing)
+    sql = "SELECT a.v, n.name FROM a JOIN n ON n.k = a.k"
+
+    def named(word: str, kind: pa.DataType) -> pa.Table:
+        names = pa.array([f"{word} {i}" for i in range(7)])
+        return pa.table({"k": pa.array(range(7), kind), "name": names})
+
+    names = named("old", pa.int64())
+    with changing.engine() as engine:
+        engine.table("n", changing.spark.createDataFrame(names))
+        engine.query("q", BASE)
+        query = engine.query("named", sql, since="state")
+        changing.arrive()
+        changing.run(engine)
+        assert found(query) == batch_join({"a": changing.table("a"), "n": names}, sql)
+    changing.arrive()
+    # It is another table, and may have other columns.
+    names = named("new", pa.int32())
+    with changing.engine() as engine:
+        engine.drop("n")
+        engine.table("n", changing.spark.createDataFrame(names))
+        engine.query("q", BASE)
+        engine.query("named", sql)
+        # A query cannot go on: its results so far are of the old rows.
+        with pytest.raises(CheckpointError) as caught:
+            engine.start(available_now=True)
+        assert "query 'named'" in told(caught.value, "STREAM_IN_USE").cause
+        assert "engine.drop('named')" in told(caught.value, "STREAM_IN_USE").remedy
+    with changing.engine() as engine:
+        engine.drop("n")
+        engine.drop("named")
+        engine.table("n", changing.spark.createDataFrame(names))
+        old, query = engine.query("q", BASE), engine.query("named", sql, since="state")
+        changing.run(engine)
+        assert found(query) == batch_join({"a": changing.table("a"), "n": names}, sql)
+        assert found(old) == changing.answer(BASE)
+        assert len([store for store in engine.plan.stores if store.relation == "n"]) == 1
+        # The next start of this engine drops nothing.
+        changing.arrive()
+        changing.run(engine)
+        assert found(query) == batch_join({"a": changing.table("a"), "n": names}, sql)
+
+
 def test_a_stream_that_was_dropped_comes_back_with_other_columns(changing: Changing) -> None:
     changing.arrive("a", "b", "c")
     with changing.engine() as engine:

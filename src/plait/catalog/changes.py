@@ -80,14 +80,16 @@ def changed(
     tables: Collection[str],
     definitions: Mapping[str, Definition],
     dropped: Collection[str],
+    anew: Collection[str] = (),
     *,
     epoch: int,
     on_missing: str,
 ) -> Catalog:
     """The catalog that the program asks for, on the layout of before: queries that are new have no floors yet."""
-    after = _changed_streams(before, relations, tables, dropped, epoch, on_missing)
+    after = _changed_streams(before, relations, tables, dropped, anew, epoch, on_missing)
     for name, entry in before.queries.items():
         if name in definitions:
+            _refuse_reading_anew(entry, definitions[name], anew)
             after = _kept_or_replaced(after, entry, definitions[name], epoch)
         elif name in dropped or on_missing == "drop":
             after = after.without_query(name)
@@ -138,12 +140,15 @@ def _changed_streams(
     relations: Mapping[str, Relation],
     tables: Collection[str],
     dropped: Collection[str],
+    anew: Collection[str],
     epoch: int,
     on_missing: str,
 ) -> Catalog:
     after = before
     for name, old in before.streams.items():
-        if name in relations:
+        if name in anew:
+            after = after.without_stream(name)
+        elif name in relations:
             _refuse_other_columns(old, relations[name])
             if old.table != (name in tables):
                 was, now = ("table", "stream") if old.table else ("stream", "table")
@@ -162,9 +167,21 @@ def _changed_streams(
         else:
             after = after.without_stream(name)
     for name, relation in relations.items():
-        known = before.streams.get(name)
+        known = None if name in anew else before.streams.get(name)
         after = after.with_stream(StreamEntry.of(relation, name in tables, epoch if known is None else known.since))
     return after
+
+
+def _refuse_reading_anew(entry: QueryEntry, definition: Definition, anew: Collection[str]) -> None:
+    """A query that goes on has results of the old rows of a table: with new ones it would be another query."""
+    read = {alias.relation for graph in definition.graphs.values() for alias in graph.aliases} & set(anew)
+    if definition.id == entry.id and read:
+        raise CheckpointError(
+            "STREAM_IN_USE",
+            f"query {entry.name!r} lives on this checkpoint and reads {', '.join(sorted(read))}, which the program "
+            "drops and registers again",
+            f"call engine.drop({entry.name!r}) before the query is defined: it begins anew with the new rows",
+        )
 
 
 def _refuse_other_columns(old: StreamEntry, new: Relation) -> None:

@@ -8,7 +8,8 @@ another.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from plait.query.plan import IngestEdge, Input, Mark, Store, decode, encode
@@ -67,6 +68,17 @@ class Layout:
     def marks(self) -> dict[str, tuple[Input, Mark]]:
         """Marks by their key."""
         return {mark.key: (i, mark) for i in self.inputs for mark in i.marks}
+
+    def without(self, relations: Collection[str]) -> Layout:
+        """Without all that serves these relations; ids that were given to it are not given again."""
+        gone = {store.id for store in self.stores if store.relation in relations}
+        return replace(
+            self,
+            inputs=tuple(i for i in self.inputs if i.relation not in relations),
+            stores=tuple(store for store in self.stores if store.id not in gone),
+            builds=tuple(build for build in self.builds if build.store not in gone),
+            tables=self.tables - frozenset(relations),
+        )
 
     def to_json(self) -> str:
         """Text that `from_json` turns back into an equal layout."""

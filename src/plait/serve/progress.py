@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Progress = Mapping[str, Any]
 LOOK_EVERY_SECONDS = 0.2
 SWITCHES_SHOWN = 3
+BAR_WIDTH = 40
 REPORTS_KEPT = 10
 """Progress reports that a display holds: what is shown of the past is summed up."""
 
@@ -68,7 +70,17 @@ def epoch_line(progress: Progress) -> str:
         f"{rows / seconds if seconds else 0:,.0f} rows/s, "
         f"state {progress.get('state_rows', 0):,} rows {in_bytes(progress.get('state_bytes', 0))}, {seconds:.2f} s"
         + (f", {late:,} late" if late else "")
+        + "".join(f", building {store} {100 * done:.0f} %" for store, done in builds(progress).items())
     )
+
+
+def builds(progress: Progress) -> dict[str, float]:
+    """The stores that are being filled from others, and which share of each is done.
+
+    >>> builds({"builds": {"a[m]@2": 0.25, "b[]@2": 1.0}})
+    {'a[m]@2': 0.25}
+    """
+    return {store: done for store, done in progress.get("builds", {}).items() if done < 1}
 
 
 def in_bytes(n: float) -> str:
@@ -132,7 +144,12 @@ def dashboard(totals: Totals) -> RenderableType:
     for query, inputs in last.get("orders", {}).items():
         for alias, order in inputs.items():
             orders.add_row(query, alias, " → ".join(order))
-    return Group(facts, Text(f"seconds per step: {steps}"), orders, Text("\n".join(switches(last)[-SWITCHES_SHOWN:])))
+    bars = Table.grid(padding=(0, 2))
+    for store, done in builds(last).items():
+        bar = ProgressBar(total=1.0, completed=done, width=BAR_WIDTH)
+        bars.add_row(Text(f"building {store}"), bar, f"{100 * done:.0f} %")
+    said = Text("\n".join(switches(last)[-SWITCHES_SHOWN:]))
+    return Group(facts, *([bars] if bars.row_count else []), Text(f"seconds per step: {steps}"), orders, said)
 
 
 def switches(progress: Progress) -> list[str]:

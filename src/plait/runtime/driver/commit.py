@@ -110,10 +110,15 @@ def _with_snapshot(manifest: Manifest, after: LiveState, results: Mapping[str, S
 
 
 def append(checkpoint: Checkpoint, live: LiveState, manifest: Manifest) -> LiveState:
-    """Step 3: after this the epoch is part of the answer."""
+    """Step 3: after this the epoch is part of the answer.
+
+    Another driver may have taken over between the look at the fence and the manifest.  Whoever finds no newer token
+    when the manifest is there can be sure that the next driver sees it; else it may not count, and this one stops.
+    """
     reached("commit.2", manifest.epoch)
     checkpoint.check_fence()
     checkpoint.log.append(manifest)
+    checkpoint.check_fence()
     reached("commit.3", manifest.epoch)
     return live.after(manifest)
 

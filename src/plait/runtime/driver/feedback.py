@@ -30,7 +30,7 @@ def replan(epoch: Epoch) -> None:
             driver.services.checkpoint.put_statistics(learnt)
         if changes is not None and (next_planner := changes.after(now.live)) is not None:
             planner = driver.feedback.planner = next_planner
-            now = replace(now, catalog=changes.in_force)
+            now = replace(now, catalog=changes.catalog_in_force)
         if planner.plan is not now.plan:
             now = now.with_plan(planner.plan)
         now = replace(now, samples=planner.samples)

@@ -10,7 +10,8 @@
 
 Contract.  `open` creates what is missing, takes the lock, then the next fencing token.  The lock refuses a second
 driver on this machine at once; the token stops a first one that the lock could not see (another machine, a
-file system without locks, a URI) at its next `check_fence`.  Paths and URIs: `state/files/places.py`.
+file system without locks, a URI) at its next `check_fence`, and what that one has written too late does not count
+(`state/log/takeover.py`).  Paths and URIs: `state/files/places.py`.
 Segments outside of the checkpoint belong to it alone: a copy of it finds them owned (`state/files/owner.py`).
 Everything is this user's alone; what an earlier version has left open to others is shut when it is opened.
 
@@ -38,10 +39,12 @@ from plait.state.files.places import place
 from plait.state.files.remote import RemoteFiles
 from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import RESTORE, TEMPORARY, Files, make_private, numbered, storage_error
+from plait.state.log import takeover as takeovers
 from plait.state.log.manifest import (
     FORMAT,
     LOG,
     LiveState,
+    Manifest,
     ManifestLog,
     manifest_name,
     refuse_newer,
@@ -49,6 +52,7 @@ from plait.state.log.manifest import (
     seal,
     unseal,
 )
+from plait.state.log.takeover import Takeover
 
 LOCK, OWNER, OWNER_LOCK = "driver.lock", "owner.json", "owner.lock"
 _FOLDERS = ("log", "receipts", "results", "fence", "spark")
@@ -84,13 +88,14 @@ class Checkpoint:
         self.results_dir = self.files.where("results")
         self.spark_dir = self.files.where("spark")
         self.results = place(self.results_dir, config.sync)
-        self.log = ManifestLog(self.files)
+        self.log = ManifestLog(self.files, self._refuse_overtaken)
         self.opened = 0.0
         """When, by this machine's clock."""
         self.walked = (-1, 0)
         """The epoch after which its directories were last looked through for garbage, and how many files there were."""
         self._locks: list[int] = []
         self._open = False
+        self._takeover: Takeover | None = None
 
     def open(self, take_over: bool = False) -> Checkpoint:
         """Create what is missing and become its only driver.
@@ -120,6 +125,8 @@ class Checkpoint:
                 if self.config.state_dir:
                     self._own(rest, take_over)
                 self.token = self._take_token()
+                # The first driver takes over from nobody.
+                self._takeover = takeovers.note(self.files, self.token) if self.token > 1 else None
             except BaseException:
                 self.close()
                 raise
@@ -148,6 +155,11 @@ class Checkpoint:
                 f"driver {newest} has taken over {self.path} from driver {self.token}, which is this one",
                 "stop this driver; nothing it does from here on can be committed",
             )
+
+    def _refuse_overtaken(self, manifest: Manifest) -> None:
+        """Raises for a manifest that an earlier driver wrote after this one, or the last one, had taken over."""
+        takeover = self._takeover if self._open else takeovers.newest(self.files)
+        takeovers.refuse_overtaken(takeover, manifest, self.files)
 
     def catalog(self) -> dict[str, Any] | None:
         """What a release with format 3 was made for; None if there is none."""
@@ -324,5 +336,8 @@ def collect_garbage(
     for token in numbered(files, "fence"):
         if token < checkpoint.token:
             deleted += files.delete_older(_fence_name(token), limit)
+    for token in takeovers.tokens(files):
+        if token < checkpoint.token:
+            deleted += files.delete_older(takeovers.note_name(token), limit)
     checkpoint.walked = (live.epoch, walked)
     return deleted

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -265,8 +265,10 @@ def _missing(epoch: int, found: int) -> CorruptionError:
 class ManifestLog:
     """The manifests in the folder `log` of a checkpoint, and the sinks' receipts in `receipts` beside it."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, check: Callable[[Manifest], None] = lambda manifest: None) -> None:
+        """`check` raises for manifests that do not count: `state/log/takeover.py`."""
         self.files = files
+        self._check = check
 
     def append(self, manifest: Manifest) -> None:
         """Commit an epoch.  It must not be committed yet."""
@@ -311,6 +313,7 @@ class ManifestLog:
         if manifest.epoch != epoch:
             where = self.files.where(name)
             raise CorruptionError("MANIFEST_CORRUPT", f"{where} holds epoch {manifest.epoch}", RESTORE)
+        self._check(manifest)
         return manifest
 
     def epochs(self) -> list[int]:
