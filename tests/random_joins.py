@@ -35,6 +35,7 @@ from plait.query.relation import ColumnDef, Relation
 from plait.runtime.task.join_task import Work
 from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
+from plait.share.structure import groups_of
 from plait.testing import Clock, LocalEngine
 from tests.oracle import Bag, Oracle, bag
 
@@ -241,8 +242,12 @@ def cases(
     spread: Sequence[int] = (6, 2, 12),
     epochs: Sequence[int] = (4, 3, 6, 5, 1),
     shapes: Sequence[str] = SHAPES,
+    alike: Sequence[int] = (0,),
 ) -> Case:
-    """A random case; `rows` of each relation, `spread` different values of a key."""
+    """A random case; `rows` of each relation, `spread` different values of a key.
+
+    Of each query there are `alike` more of the same structure, with other names, filters, windows and outputs.
+    """
     domains = [draw(st.sampled_from(kinds)) for _ in range(draw(st.sampled_from((2, 1, 3))))]
     names = [f"r{i}" for i in range(draw(st.sampled_from((3, 1, 2, 5))))]
     seed = draw(st.integers(0, 2**32 - 1))
@@ -258,6 +263,10 @@ def cases(
         _draw_joins(draw, builder, choose, names, len(domains), shape, size, twins)
         _draw_rest(draw, builder, choose, windows)
         queries[f"q{number}"] = builder.query(ttl)
+        for copy in range(draw(st.sampled_from(alike))):
+            twin = _twin(builder, choose, "xyz"[copy % 3])
+            _draw_rest(draw, twin, choose, windows)
+            queries[f"q{number}_{copy}"] = twin.query(ttl)
     schemas = {
         name: pa.schema([(c, ARROW[kind]) for c, kind in relation.columns]) for name, relation in relations.items()
     }
@@ -315,6 +324,22 @@ def _draw_joins(
             equate(*sorted(choose.sample(range(size), 2)), choose.randrange(domains))
 
 
+def _twin(builder: Builder, choose: random.Random, letter: str) -> Builder:
+    """The same joins in other words, written in another order."""
+    twin = Builder(builder.relations, builder.predicates)
+    called = {alias: f"{letter}{alias}" for alias, _ in builder.aliases}
+    twin.aliases = [(called[alias], relation) for alias, relation in builder.aliases]
+    choose.shuffle(twin.aliases)
+
+    def renamed(ref: ColumnRef) -> ColumnRef:
+        return ColumnRef(called[ref.alias], ref.column, ref.type)
+
+    twin.equalities = [Equality(renamed(e.left), renamed(e.right)) for e in builder.equalities]
+    if choose.random() < 0.3:
+        choose.shuffle(twin.equalities)
+    return twin
+
+
 def _draw_rest(draw: st.DrawFn, builder: Builder, choose: random.Random, windows: bool) -> None:
     aliases = [alias for alias, _ in builder.aliases]
     if draw(st.booleans()):
@@ -355,6 +380,8 @@ FILTERS: tuple[tuple[str | None, Expr | None], ...] = (
     ("(f < 4)", _number("f", "<", 4)),
     ("(f >= 2)", _number("f", ">=", 2)),
     ("(f IS NULL)", Call("isnull", (ColumnRef("", "f", "int"),), "boolean")),
+    ("(f = 1)", _number("f", "=", 1)),
+    ("(f < 0)", _number("f", "<", 0)),
 )
 
 
@@ -446,6 +473,16 @@ def random_orders(graph: JoinGraph, choose: random.Random) -> Orders:
     return orders
 
 
+def orders_for(graphs: Mapping[str, JoinGraph], choose: random.Random) -> dict[str, Orders]:
+    """Random orders; most of the time queries of the same structure have the same."""
+    orders = {name: random_orders(graph, choose) for name, graph in graphs.items()}
+    for lead, group in groups_of(graphs).items():
+        for name in group.members:
+            if choose.random() < 0.8:
+                orders[name] = group.orders_of(name, orders[lead])
+    return orders
+
+
 @dataclass
 class Seen:
     """What a run has shown after one epoch."""
@@ -476,7 +513,7 @@ def run_case(
     choose = random.Random(case.seed)
     ranks = list(case.relations)
     choose.shuffle(ranks)
-    orders = {name: random_orders(graph, choose) for name, graph in case.graphs.items()}
+    orders = orders_for(case.graphs, choose)
     plan = build_plan(case.graphs, case.relations, orders, tuple(ranks))
     clock = Clock()
     totals: dict[str, Bag] = {name: Counter() for name in case.queries}
@@ -512,7 +549,7 @@ def run_case(
                     engine = started()
                 if not steady and number and choose.random() < replan:
                     choose.shuffle(ranks)
-                    orders = {name: random_orders(graph, choose) for name, graph in case.graphs.items()}
+                    orders = orders_for(case.graphs, choose)
                     plan = build_plan(case.graphs, case.relations, orders, tuple(ranks))
                 engine.change(
                     change(plan) if planner is None else None,

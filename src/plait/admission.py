@@ -22,8 +22,8 @@ from plait.query.progress import CatalogInForce, OptimiserReport, QueryStatus
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.planner import Planner
-from plait.share.probe_trees import FirstLook
 from plait.share.retention import keep_us, with_ttls
+from plait.share.steps import FirstLook
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from plait.catalog.catalog import Catalog
 from plait.errors import ConfigError
+from plait.explain_forest import forest
 from plait.query.graph import JoinGraph
-from plait.query.plan import Node, Plan, ProbeTree, Store
+from plait.query.plan import Node, Plan, Store
 from plait.query.progress import OptimiserReport
 from plait.query.relation import Relation
 
@@ -79,8 +80,7 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
         yield f"  {store.id}: {_store_text(plan, store)}"
     yield ""
     yield "Probe trees"
-    for tree in plan.trees:
-        yield from _tree_text(plan, tree)
+    yield from forest(plan)
 
 
 def _streams(marks: tuple[str, ...]) -> str:
@@ -182,38 +182,6 @@ def _store_text(plan: Plan, store: Store) -> str:
     columns = ", ".join(c.name for c in store.columns) or "no columns"
     key = "hash is key" if store.key.exact else "key compared"
     return f"partitioned by {store.key} ({key}); {columns}; {kept}"
-
-
-def _tree_text(plan: Plan, tree: ProbeTree) -> Iterator[str]:
-    passing = "" if tree.filter is None else f", filter {tree.filter}"
-    if tree.replays is not None:
-        yield f"  rows at rest in {tree.replays.store}, once{passing}"
-    else:
-        edge = next(e for i in plan.inputs for e in i.edges if e.id == tree.edge)
-        by = f"exchange by {edge.key}" if edge.key.columns else "spread over the tasks"
-        yield f"  new {tree.relation} ⇒ {by} (edge {tree.edge}{passing})"
-    for emit in tree.emits:
-        yield f"    result of {emit.query}"
-    for node in tree.nodes:
-        yield from _node_text(plan, node, 1, 2)
-
-
-def _node_text(plan: Plan, node: Node, hop: int, depth: int) -> Iterator[str]:
-    step = node.step
-    pad = "  " * depth
-    if step.hop != hop:
-        carried = ", ".join(f"{c.slot}.{c.column}" for c in step.key)
-        yield f"{pad}⇒ exchange by {carried} (edge {node.id})"
-    epochs = "earlier and this epoch" if step.sees_current else "earlier epochs"
-    passing = "" if step.filter is None else f", filter {step.filter}"
-    since = "" if step.floor is None else f", from epoch {step.floor} on"
-    yield f"{pad}probe {step.store}, {epochs}{since}{passing}"
-    for check in step.checks:
-        yield f"{pad}  check {check}"
-    for emit in node.emits:
-        yield f"{pad}  result of {emit.query}"
-    for child in node.children:
-        yield from _node_text(plan, child, step.hop, depth + 1)
 
 
 def _dot(plan: Plan, graphs: Mapping[str, JoinGraph]) -> Iterator[str]:

@@ -69,6 +69,18 @@ def test_oracle_eight_aliases_join_as_a_batch_would(case: Case) -> None:
     check_case(case)
 
 
+@settings(COMMON, max_examples=20)
+@given(cases(kinds=("integral", "string"), most_aliases=4, most_queries=2, alike=(3, 1, 6), rows=(24, 40)))
+def test_oracle_queries_of_one_structure_share_trees_and_keep_their_rows(case: Case) -> None:
+    check_case(case)
+
+
+@settings(COMMON, max_examples=20)
+@given(cases(kinds=("integral",), windows=True, ttl=True, most_aliases=3, most_queries=2, alike=(4, 2), rows=(24, 40)))
+def test_oracle_windows_of_many_lengths_and_ttls_in_one_tree(case: Case) -> None:
+    check_case(case)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_oracle_every_key_type_joins_as_a_batch_would(kind: str) -> None:
     check_case(star(3, kind))

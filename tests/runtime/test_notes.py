@@ -39,7 +39,7 @@ NOTES: list[Note] = [
     CopyNote("a[m]", (INFO, INFO), let_go=2),
     ResultNote("q", 4, (FILE,)),
     WorkNote({12: EdgeCount(lookups=3, gallop=0.5)}, {"a": Driven(0.25, 4)}, {"probe": 0.5}, Meter(blocks_read=2)),
-    SampleNote(Sample(1, None, (("a[k]", None), ("b[k]", 1)), {3: [2, 5, 0]}, 9)),
+    SampleNote(Sample(1, (), (("a[k]", ()), ("b[k]", (1, 2))), {3: [2, 5, 0]}, 9)),
     KeysNote({"a[k]": 50.0}),
 ]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plait.order.orders import fixed
 from plait.query.expr import Call, ColumnRef
 from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output
-from plait.query.plan import HASH, MASK, Filter, Key, Plan, SlotColumn, Step
+from plait.query.plan import HASH, MASK, Filter, Key, Plan, Seen, SlotColumn, Step
 from plait.query.relation import ColumnDef, Relation
 from plait.runtime.task.frames import Frame, Matches, Partial, Slot, arrived
 from plait.runtime.task.prober import Prober
@@ -82,7 +82,7 @@ class Loop:
     ) -> None:
         self.plan, self.state = plan, state
         self.shipped: list[tuple[Any, pa.Table]] = []
-        self.results: list[Row] = []
+        self.results: dict[str, list[Row]] = {}
         self.largest = 0
         ship = lambda n, t: self.shipped.append((n, t))  # noqa: E731
         self.prober = Prober(plan, iterative, chunk, budget, 0, self.runs, ship, self.emit)
@@ -94,10 +94,12 @@ class Loop:
         halves = [run_of(rows[: len(rows) // 2], store.key), run_of(rows[len(rows) // 2 :], store.key)]
         return [View(run, Sets(), 0, {}) for run in halves]
 
-    def emit(self, emit: Any, partial: Partial) -> None:
-        columns = [partial.column(c).to_pylist() for c in emit.columns]
+    def emit(self, emits: Any, partial: Partial) -> None:
         self.largest = max(self.largest, len(partial.hashes))
-        self.results += zip(*columns, strict=True)
+        for emit in emits:
+            mine = partial.of_member(emit.member)
+            columns = [mine.column(c).to_pylist() for c in emit.columns]
+            self.results.setdefault(emit.query, []).extend(zip(*columns, strict=True))
 
     def drive(self, relation: str) -> list[Row]:
         for tree in (t for t in self.plan.trees if t.relation == relation):
@@ -105,15 +107,15 @@ class Loop:
             run = run_of(self.state[relation], edge.key)
             base = Partial(run.hashes, (Slot(run.table),))
             for node in tree.nodes:
-                self.prober.visit(node, self.prober.frame(node, base))
+                self.prober.visit(node, self.prober.frame(node, base), tree.width)
         travelled = 0
         while travelled < len(self.shipped):
             node, table = self.shipped[travelled]
             travelled += 1
             if table.num_rows:
                 partial = arrived(table, self._slots(node.id))
-                self.prober.visit(node, self.prober.frame(node, partial))
-        return self.results
+                self.prober.visit(node, self.prober.frame(node, partial), 1)
+        return self.results.get("q", [])
 
     def _slots(self, wanted: int) -> int:
         def depth(node: Any, slots: int) -> int | None:
@@ -236,7 +238,7 @@ def test_a_filter_bit_hides_rows_of_other_queries() -> None:
     state = {"a": [(1, "", 0, 9)], "b": [(1, "", 0, i) for i in range(6)], "c": [], "d": []}
     for wanted, expected in ((7, [0, 2, 3, 5]), (9, [1, 2, 4, 5])):
         trees = [
-            replace(t, nodes=tuple(replace(n, step=replace(n.step, filter=wanted)) for n in t.nodes))
+            replace(t, nodes=tuple(replace(n, step=replace(n.step, seen=(Seen(wanted, None, 1),))) for n in t.nodes))
             for t in plan.trees
         ]
         loop = Masked(replace(plan, trees=tuple(trees)), state)

@@ -23,29 +23,32 @@ Row = tuple[int, int]
 """(hash, mask)"""
 
 ROWS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 7)), max_size=30)
-BITS = st.sampled_from([None, 0, 1, 2])
-STORES = st.lists(st.tuples(BITS, st.lists(ROWS, max_size=3)), min_size=1, max_size=4)
-"""(filter bit, runs)"""
+FILTERS = st.sampled_from([(), (0,), (1,), (2,), (0, 2)])
+KNOWN = {f: Filter(f, str(f)) for f in range(3)}
+STORES = st.lists(st.tuples(FILTERS, st.lists(ROWS, max_size=3)), min_size=1, max_size=4)
+"""(filters, runs)"""
 
 
-def run_of(rows: list[Row]) -> MemoryRun:
+def run_of(rows: list[Row]) -> View:
     rows = sorted(rows)
     hashes = np.array([h for h, _ in rows], np.uint64)
-    return MemoryRun(hashes, pa.table({MASK: pa.array([m for _, m in rows], pa.int64())}))
+    run = MemoryRun(hashes, pa.table({MASK: pa.array([m for _, m in rows], pa.int64())}))
+    return View(run, Sets(bits=(0, 1, 2)), 0, KNOWN)
 
 
-def expected_passing(rows: list[Row], bit: int | None) -> list[int]:
-    return sorted(h for h, mask in rows if bit is None or mask >> bit & 1)
+def expected_passing(rows: list[Row], filters: tuple[int, ...]) -> list[int]:
+    return sorted(h for h, mask in rows if not filters or any(mask >> bit & 1 for bit in filters))
 
 
 @QUICK
-@given(ROWS, BITS, st.integers(1, 6))
-def test_oracle_the_smallest_keys_and_the_tuples_that_have_them(rows: list[Row], bit: int | None, k: int) -> None:
-    run = run_of(rows)
-    keys, tuples = smallest(passing(run.table, run.hashes, bit), k)
-    expected = sorted(set(expected_passing(rows, bit)))[:k]
+@given(ROWS, FILTERS, st.integers(1, 6))
+def test_oracle_the_smallest_keys_and_the_tuples_that_have_them(
+    rows: list[Row], filters: tuple[int, ...], k: int
+) -> None:
+    keys, tuples = smallest(passing(run_of(rows), filters), k)
+    expected = sorted(set(expected_passing(rows, filters)))[:k]
     assert keys.tolist() == expected
-    assert tuples == sum(h in expected for h in expected_passing(rows, bit))
+    assert tuples == sum(h in expected for h in expected_passing(rows, filters))
 
 
 @pytest.mark.parametrize("copies", [1, 5, 700])
@@ -66,18 +69,17 @@ def test_oracle_the_smallest_of_a_run_are_its_smallest_distinct_hashes(rows: lis
 @QUICK
 @given(
     st.sets(st.integers(0, 12), min_size=1),
-    st.lists(st.tuples(BITS, st.lists(ROWS, max_size=3)), min_size=1, max_size=4),
+    st.lists(st.tuples(FILTERS, st.lists(ROWS, max_size=3)), min_size=1, max_size=4),
 )
 def test_oracle_patterns_say_which_stores_have_a_key_and_how_many_rows(
-    keys: set[int], stores: list[tuple[int | None, list[list[Row]]]]
+    keys: set[int], stores: list[tuple[tuple[int, ...], list[list[Row]]]]
 ) -> None:
-    named = [(f"s{i}", bit) for i, (bit, _) in enumerate(stores)]
-    known = {f: Filter(f, str(f)) for f in range(3)}
-    runs = [[View(run_of(rows), Sets(bits=(0, 1, 2)), 0, known) for rows in parts] for _, parts in stores]
-    found = sampled(4, 1, np.array(sorted(keys), np.uint64), 99, named, runs)
-    assert (found.edge, found.filter, found.stores, found.tuples) == (4, 1, tuple(named), 99)
+    named = [(f"s{i}", filters) for i, (filters, _) in enumerate(stores)]
+    runs = [[run_of(rows) for rows in parts] for _, parts in stores]
+    found = sampled(4, (1,), np.array(sorted(keys), np.uint64), 99, named, runs)
+    assert (found.edge, found.filters, found.stores, found.tuples) == (4, (1,), tuple(named), 99)
     expected: dict[int, list[int]] = {}
-    have = [Counter(expected_passing([r for rows in parts for r in rows], bit)) for bit, parts in stores]
+    have = [Counter(expected_passing([r for rows in parts for r in rows], filters)) for filters, parts in stores]
     for key in keys:
         pattern = sum(1 << i for i, counts in enumerate(have) if counts[key])
         mine = expected.setdefault(pattern, [0] * (1 + len(stores)))
@@ -90,7 +92,7 @@ def test_a_sample_of_more_stores_than_an_integer_has_bits_is_still_right() -> No
     # Store i has key i only.
     count = 70
     runs = [[run_of([(i, 0)])] for i in range(count)]
-    found = sampled(1, None, np.arange(count, dtype=np.uint64), count, [(f"s{i}", None) for i in range(count)], runs)
+    found = sampled(1, (), np.arange(count, dtype=np.uint64), count, [(f"s{i}", ()) for i in range(count)], runs)
     assert sorted(found.patterns) == [1 << i for i in range(count)]
 
 

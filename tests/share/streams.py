@@ -74,7 +74,7 @@ def observed(
     samples = []
     for wish in plan.samples:
         partners = [store for store, _, _ in wish.stores]
-        sample = Sample(wish.edge, wish.filter, ((wish.own, None), *((s, None) for s in partners)), tuples=KEYS)
+        sample = Sample(wish.edge, wish.filters, ((wish.own, ()), *((s, ()) for s in partners)), tuples=KEYS)
         for there in product((False, True), repeat=len(partners)):
             share = math.prod(gamma[s[0]] if yes else 1 - gamma[s[0]] for s, yes in zip(partners, there, strict=True))
             counts = [round(KEYS * share * yes * mu) for yes in there]

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plait.order.orders import Orders, fixed
-from plait.query.expr import columns_of
 from plait.query.graph import JoinGraph
 from plait.query.layout import Layout
 from plait.query.plan import Node, Plan, store_id
@@ -47,7 +46,7 @@ def missing(plan: Plan) -> list[str]:
         columns = [*columns, {c.name for c in store.columns}]
         # An exact key of the hop in which its carrier joined is a hash; any other is a value.
         reads = [(c.slot, c.column) for c in step.key if not step.exact or step.hop > hops[c.slot]]
-        reads += [(int(r.alias), r.column) for check in step.checks for r in columns_of(check)]
+        reads += [(c.slot, c.column) for c in step.judged()]
         reads += [(c.slot, c.column) for emit in node.emits for c in emit.columns]
         reads += [] if step.exact else [(len(columns) - 1, c) for c in store.key.columns]
         found.extend(f"{relations[slot]}.{column}" for slot, column in reads if column not in columns[slot])
@@ -152,7 +151,7 @@ def test_the_nodes_of_a_query_are_the_probes_of_its_orders(case: Case, seed: int
 def test_every_input_is_sampled_against_all_stores_on_its_keys(case: Case) -> None:
     plan = build_plan(case.graphs, case.relations, {n: fixed(g) for n, g in case.graphs.items()}, tuple(case.relations))
     edges = {e.id: (i.relation, e) for i in plan.inputs for e in i.edges}
-    assert len({(w.edge, w.filter) for w in plan.samples}) == len(plan.samples)
+    assert len({(w.edge, w.filters) for w in plan.samples}) == len(plan.samples)
     for wish in plan.samples:
         assert edges[wish.edge][1].store == wish.own
         for store, _, _ in wish.stores:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from plait.order.orders import fixed
 from plait.query.expr import Call, ColumnRef
 from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output, Window
-from plait.query.plan import Node, Plan
+from plait.query.plan import Check, Node, Plan, Seen, SlotColumn, Span, Zone
 from plait.query.relation import ColumnDef, Relation
 from plait.share.probe_trees import build_plan
 from tests.random_joins import Case, cases
@@ -147,9 +147,46 @@ def test_different_filters_become_bits_and_equal_ones_do_not() -> None:
     assert [f.text for f in found.input_by_relation["a"].filters] == ["v > 1", None]
     assert [f.text for f in found.input_by_relation["b"].filters] == ["v > 2"]
     assert {s.id: s.masked for s in found.stores} == {"a[k]": True, "b[k]": False}
-    # The wide query lets every row pass, so it looks at no bit.
-    assert {t.filter for t in found.trees if t.relation == "a"} == {0, None}
-    assert {t.filter for t in found.trees if t.relation == "b"} == {None}
+    # The wide query lets every row pass, so it looks at no bit; both go through one tree.
+    (of_a,), (of_b,) = ([t for t in found.trees if t.relation == r] for r in "ab")
+    assert of_a.members == (("narrow", "a"), ("wide", "a"))
+    assert of_a.seen == (Seen(0, None, 0b01), Seen(None, None, 0b10))
+    assert of_b.seen == (Seen(None, None, 0b11),)
+    assert of_b.nodes[0].step.seen == of_a.seen
+
+
+def test_queries_of_one_structure_share_every_node_whatever_their_filters_windows_and_conditions() -> None:
+    relations = {n: Relation(n, COLUMNS, "ts", 1000) for n in "abcd"}
+    query = graph("a b", "a.k = b.k", outputs="a.v")
+    short, long = (
+        JoinGraph("", query.aliases, query.equalities, query.outputs, (Window(ref("a.ts"), ref("b.ts"), -n, n),))
+        for n in (5, 50)
+    )
+    less = graph("x=a y=b", "x.k = y.k", outputs="y.v", less="x.v < y.v", filters={"x": "v > 1"})
+    found = plan(relations, short=short, long=long, less=less)
+    by_a = found.trees[0]
+    assert [len(list(tree.nodes)) for tree in found.trees] == [1, 1]
+    (node,) = by_a.nodes
+    assert node.members == 0b111
+    assert node.step.spans == (Span(SlotColumn(1, "ts"), SlotColumn(0, "ts"), ((-5, 5, 0b01), (-50, 50, 0b10))),)
+    (check,) = node.step.checks
+    assert check == Check(Call("<", (ColumnRef("0", "v", "double"), ColumnRef("1", "v", "double")), "boolean"), 0b100)
+    # One of them has no window, so every segment may have its rows.
+    assert node.step.zone is None
+    assert plan(relations, short=short, long=long).trees[0].nodes[0].step.zone == Zone(SlotColumn(0, "ts"), -50, 50)
+
+
+def test_sets_travel_only_where_tuples_may_belong_to_some_queries_only() -> None:
+    one = graph("a b c", "a.k = b.k", "b.m = c.m", outputs="a.v c.v")
+    two = graph("a b c", "a.k = b.k", "b.m = c.m", outputs="c.v", filters={"b": "v > 1"})
+    three = graph("a b d", "a.k = b.k", "b.m = d.m", outputs="d.v")
+    alike = plan(one=one, again=one)
+    assert {n.words for n in nodes(alike)} == {0}
+    found = next(t for t in plan(one=one, two=two, three=three).trees if t.relation == "a")
+    (first,) = found.nodes
+    assert (first.words, first.step.varies) == (0, True)
+    # To c go tuples of two queries, to d those of one: nobody has to be told whose they are.
+    assert {c.step.store: (c.words, c.members) for c in first.children} == {"c[m]": (1, 0b011), "d[m]": (0, 0b100)}
 
 
 def test_a_store_keeps_rows_for_the_most_patient_of_its_queries() -> None:

@@ -12,7 +12,7 @@ from plait.query.observed import Sample
 from plait.stats.sketch import correlation, fresh_share, pair
 
 QUICK = settings(deadline=None, derandomize=True, database=None, max_examples=80)
-STORES = (("own[k]", None), ("b[k]", None), ("c[k]", 0), ("c[k]", 1), ("d[k]", 2))
+STORES = (("own[k]", ()), ("b[k]", ()), ("c[k]", (0,)), ("c[k]", (0, 1)), ("d[k]", (2,)))
 
 Rows = list[tuple[int, ...]]
 """Per key of the input, how many rows each store has of it."""
@@ -21,10 +21,10 @@ KEYS = st.lists(st.tuples(*[st.integers(0, 3)] * len(STORES)), max_size=30)
 
 
 def sample_of(keys: Rows) -> Sample:
-    sample = Sample(1, None, STORES, tuples=len(keys))
+    sample = Sample(1, (), STORES, tuples=len(keys))
     for counts in keys:
         pattern = sum(1 << i for i, rows in enumerate(counts) if rows)
-        sample.add(Sample(1, None, STORES, {pattern: [1, *counts]}))
+        sample.add(Sample(1, (), STORES, {pattern: [1, *counts]}))
     return sample
 
 
@@ -41,15 +41,15 @@ def test_oracle_a_pair_is_successes_over_lookups_and_rows_over_successes(keys: R
 
 def test_a_store_that_was_not_asked_tells_nothing() -> None:
     sample = sample_of([(1, 1, 1, 1, 1)])
-    assert pair(sample, ("e[k]", None)) is None
-    assert pair(sample, ("b[k]", 0)) is None
+    assert pair(sample, ("e[k]", ())) is None
+    assert pair(sample, ("b[k]", (0,))) is None
     # The first store is the input's own, before this epoch: not a partner.
     assert pair(sample, STORES[0]) is None
 
 
 def test_an_input_joined_with_itself_is_a_partner_of_its_own() -> None:
-    sample = Sample(1, None, (("a[k]", None), ("a[k]", None)), {0: [1, 0, 0], 3: [1, 2, 4], 2: [2, 0, 2]})
-    assert pair(sample, ("a[k]", None)) == (3 / 4, 6 / 3)
+    sample = Sample(1, (), (("a[k]", ()), ("a[k]", ())), {0: [1, 0, 0], 3: [1, 2, 4], 2: [2, 0, 2]})
+    assert pair(sample, ("a[k]", ())) == (3 / 4, 6 / 3)
     assert fresh_share(sample) == 3 / 4
 
 
@@ -60,13 +60,13 @@ def test_oracle_fresh_keys_are_those_the_own_store_did_not_have(keys: Rows) -> N
     assert fresh_share(sample_of(keys)) == pytest.approx(len(fresh) / len(keys) if keys else 1.0)
 
 
-ASKED = st.lists(st.sampled_from([None, ("e[k]", None), *STORES[1:]]), max_size=5)
+ASKED = st.lists(st.sampled_from([None, ("e[k]", ()), *STORES[1:]]), max_size=5)
 
 
 @QUICK
 @given(KEYS, ASKED)
 def test_oracle_correlation_is_joint_success_over_the_product_of_successes(
-    keys: Rows, asked: list[tuple[str, int | None] | None]
+    keys: Rows, asked: list[tuple[str, tuple[int, ...]] | None]
 ) -> None:
     found = correlation(sample_of(keys), asked)
     assert len(found) == 1 << len(asked)
@@ -86,7 +86,7 @@ def test_oracle_correlation_is_joint_success_over_the_product_of_successes(
 @QUICK
 @given(KEYS, ASKED)
 def test_one_store_alone_and_none_at_all_correlate_with_nothing(
-    keys: Rows, asked: list[tuple[str, int | None] | None]
+    keys: Rows, asked: list[tuple[str, tuple[int, ...]] | None]
 ) -> None:
     found = correlation(sample_of(keys), asked)
     assert found[0] == 1.0

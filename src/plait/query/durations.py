@@ -43,3 +43,21 @@ def parse_duration(text: str) -> int:
     if total > LONGEST_US:
         raise ValueError(f"{text!r} is longer than 73,000 years")
     return int(total)
+
+
+def duration_text(us: int) -> str:
+    """A length of time as people write it; `parse_duration` reads it back if it is longer than zero.
+
+    >>> duration_text(5_400_000_000), duration_text(1_500_000), duration_text(86_400_000_000), duration_text(0)
+    ('1 hour 30 minutes', '1.5 seconds', '1 day', '0 seconds')
+    """
+    parts = []
+    rest = abs(us)
+    for unit in ("day", "hour", "minute"):
+        number, rest = divmod(rest, _UNITS[unit])
+        if number:
+            parts.append(f"{number} {unit}{'' if number == 1 else 's'}")
+    if rest or not parts:
+        seconds = f"{Decimal(rest) / _SECOND:f}"
+        parts.append(f"{seconds} second{'' if seconds == '1' else 's'}")
+    return ("-" if us < 0 else "") + " ".join(parts)

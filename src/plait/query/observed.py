@@ -78,9 +78,10 @@ class Sample:
     """
 
     edge: int
-    filter: int | None
-    stores: tuple[tuple[str, int | None], ...]
-    """(store, filter bit); the first is the input's own store, before this epoch."""
+    filters: tuple[int, ...]
+    """Tuples that pass one of these; none: all tuples."""
+    stores: tuple[tuple[str, tuple[int, ...]], ...]
+    """(store, filters); the first is the input's own store, before this epoch."""
     patterns: dict[int, list[int]] = field(default_factory=dict)
     tuples: int = 0
     """New tuples that have the sampled keys."""
@@ -96,8 +97,8 @@ class Sample:
         """A JSON value; `from_json` gives the sample back."""
         return {
             "edge": self.edge,
-            "filter": self.filter,
-            "stores": [list(pair) for pair in self.stores],
+            "filters": list(self.filters),
+            "stores": [[store, list(filters)] for store, filters in self.stores],
             "patterns": [[pattern, *counts] for pattern, counts in self.patterns.items()],
             "tuples": self.tuples,
         }
@@ -106,8 +107,8 @@ class Sample:
     def from_json(value: Mapping[str, Any]) -> Sample:
         """The inverse of `to_json`."""
         patterns = {pattern: counts for pattern, *counts in value["patterns"]}
-        stores = tuple((store, bit) for store, bit in value["stores"])
-        return Sample(value["edge"], value["filter"], stores, patterns, value["tuples"])
+        stores = tuple((store, tuple(filters)) for store, filters in value["stores"])
+        return Sample(value["edge"], tuple(value["filters"]), stores, patterns, value["tuples"])
 
 
 @dataclass(slots=True)

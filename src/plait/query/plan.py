@@ -8,6 +8,10 @@ Inside a tree, joined tuples are addressed by *slot*: slot 0 is the driving tupl
 the path added.  Expressions in `Step.checks` use the slot number as alias name, so that two queries that call
 the same thing differently still share it.
 
+Query sets (paper 004): the *members* of a tree are the queries that share it, each by one driving alias; member i is
+bit i of a set.  A joined tuple belongs to a set of members.  Whatever differs between them, filters, floors, windows
+and other conditions, takes those for whom it does not hold out of the set; a tuple whose set is empty is dropped.
+
 The rank rule (exactly once): a step looks into all earlier epochs, and into this epoch's segment of the probed
 relation if and only if the probed alias ranks below the driving one: `Step.sees_current`.
 """
@@ -39,6 +43,12 @@ More than `MASK_BITS` filters need further columns: `mask_columns`.
 
 MASK_BITS = 62
 """Bits of a query set in one column of signed 64-bit integers."""
+
+SET_BITS = 64
+"""Members of a tree in one word of the sets that joined tuples carry inside and between tasks."""
+
+SET = "#set"
+"""Columns, one per word, with the set of members that a travelling tuple belongs to."""
 
 BORN = "#born"
 """Column with the epoch in which a row arrived, kept where rows of one segment are of both sides of a floor."""
@@ -230,8 +240,39 @@ class Zone:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Rows that some members of a tree see: those that pass a filter, and were born in an epoch or later."""
+
+    filter: int | None
+    """The id of the filter; None where all rows pass."""
+    floor: int | None
+    """The first epoch of birth; None where there are no older rows."""
+    members: int
+    """The set of members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition over joined tuples that some members have: where it is not true they leave the tuple's set."""
+
+    condition: Expr
+    members: int | None = None
+    """The set of members; None for all that come here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Windows of several lengths over the same two event times, as `lower ≤ left − right ≤ upper` for some members."""
+
+    left: SlotColumn
+    right: SlotColumn
+    bounds: tuple[tuple[int | None, int | None, int], ...]
+    """(lower, upper, the set of members), in microseconds; None is unbounded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One probe: look `key` up in `store`, then apply `checks`."""
+    """One probe: look `key` up in `store`, then apply what members see and check."""
 
     store: str
     key: tuple[SlotColumn, ...]
@@ -240,13 +281,34 @@ class Step:
     exact: bool
     """The hash alone decides; otherwise the key's columns are compared as well."""
     sees_current: bool
-    filter: int | None
-    """The id of the filter that rows must pass; None where all rows of the store do."""
-    checks: tuple[Expr, ...]
+    seen: tuple[Seen, ...] = ()
+    """Which rows of the store each member sees."""
+    checks: tuple[Check, ...] = ()
+    spans: tuple[Span, ...] = ()
     zone: Zone | None = None
-    """Which segments need not be opened, by their event times; `checks` hold the window itself."""
-    floor: int | None = None
-    """Only rows born in this epoch or later are seen; None where the store has no older ones."""
+    """Which segments need not be opened, by their event times; checks and spans hold the windows themselves."""
+
+    @property
+    def floor(self) -> int:
+        """Rows born before this epoch are seen by no member."""
+        return min((seen.floor or 0 for seen in self.seen), default=0)
+
+    @property
+    def judges(self) -> bool:
+        """Whether whole tuples must be looked at."""
+        return bool(self.checks or self.spans)
+
+    @property
+    def varies(self) -> bool:
+        """Whether members may differ in what they make of a tuple here."""
+        return len(self.seen) > 1 or bool(self.spans) or any(check.members is not None for check in self.checks)
+
+    def judged(self) -> Iterator[SlotColumn]:
+        """The columns that checks and spans read."""
+        for check in self.checks:
+            yield from (SlotColumn(int(ref.alias), ref.column) for ref in columns_of(check.condition))
+        for span in self.spans:
+            yield from (span.left, span.right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +317,8 @@ class Emit:
 
     query: str
     columns: tuple[SlotColumn, ...]
+    member: int = 0
+    """The tuple is one of the query if its set has this bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +329,10 @@ class Node:
     step: Step
     children: tuple[Node, ...]
     emits: tuple[Emit, ...]
+    members: int = 1
+    """The set of members whose order goes through here."""
+    words: int = 0
+    """Words of the sets that come with tuples; 0 where every tuple belongs to all members."""
 
     def walk(self) -> Iterator[Node]:
         """This node and all below it."""
@@ -272,18 +340,21 @@ class Node:
         for child in self.children:
             yield from child.walk()
 
-    def needs(self, below: int) -> tuple[SlotColumn, ...]:
-        """The columns of slots < `below` that this node and those under it still read: what must travel here."""
+    def reads(self) -> tuple[SlotColumn, ...]:
+        """The columns that this node and those under it read of joined tuples."""
         found: dict[SlotColumn, None] = {}
         for node in self.walk():
             # An exact key of this very hop travels as the hash alone.
             if not node.step.exact or node.step.hop > self.step.hop:
                 found.update(dict.fromkeys(node.step.key))
-            for check in node.step.checks:
-                found.update(dict.fromkeys(SlotColumn(int(r.alias), r.column) for r in columns_of(check)))
+            found.update(dict.fromkeys(node.step.judged()))
             for emit in node.emits:
                 found.update(dict.fromkeys(emit.columns))
-        return tuple(sorted((c for c in found if c.slot < below), key=lambda c: (c.slot, c.column)))
+        return tuple(found)
+
+    def needs(self, below: int) -> tuple[SlotColumn, ...]:
+        """The columns of slots < `below` that this node and those under it still read: what must travel here."""
+        return tuple(sorted((c for c in self.reads() if c.slot < below), key=lambda c: (c.slot, c.column)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,36 +362,43 @@ class Replay:
     """Which rows of a store drive once more, for a query that begins with what is there (`since="state"`)."""
 
     store: str
-    floor: int | None
     above_us: int | None
     """Only rows with an event time above this: the query itself would have let the others expire."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTree:
-    """Where new tuples of `relation` that pass the filter with id `filter` travel, from ingest edge `edge` on."""
+    """Where new tuples of `relation` travel, from ingest edge `edge` on."""
 
     relation: str
-    filter: int | None
     edge: int
+    members: tuple[tuple[str, str], ...]
+    """The queries that share the tree, each by one driving alias: bit i of a set is the i-th."""
+    seen: tuple[Seen, ...]
+    """Which of the tuples each member sees."""
     nodes: tuple[Node, ...]
     emits: tuple[Emit, ...] = ()
     """Results that the new tuples are by themselves: of queries that read one stream."""
     replays: Replay | None = None
     """The tuples are not those that arrive, but those that rest in a store: a query's first look at the past."""
 
+    @property
+    def width(self) -> int:
+        """Words of a set of members."""
+        return -(-len(self.members) // SET_BITS)
+
 
 @dataclass(frozen=True, slots=True)
 class SampleWish:
-    """Which stores the sampled new tuples of ingest edge `edge` that pass `filter` are looked up in.
+    """Which stores the sampled new tuples of ingest edge `edge` that pass one of `filters` are looked up in.
 
-    All of `stores` are on the edge's attribute: (store, filter bit, whether it sees this epoch).
+    All of `stores` are on the edge's attribute: (store, filters, whether it sees this epoch).  No filters: all rows.
     """
 
     edge: int
-    filter: int | None
+    filters: tuple[int, ...]
     own: str
-    stores: tuple[tuple[str, int | None, bool], ...]
+    stores: tuple[tuple[str, tuple[int, ...], bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,8 +485,8 @@ class QueryPlan:
     """The aggregate that tasks make of the rows, over `columns`; None keeps the rows themselves."""
     stores: tuple[tuple[str, tuple[str, ...], str], ...] = ()
     """(alias, key columns, store): where each alias is looked up."""
-    filters: tuple[tuple[str, int | None], ...] = ()
-    """(alias, filter): what its rows have to pass; None where all that arrive do."""
+    filters: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """(alias, filters): its rows, and those of queries of the same structure, pass one of these; none: all rows."""
     marks: tuple[str, ...] = ()
     """What its watermark is made of."""
 
@@ -474,8 +552,8 @@ class Plan:
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        ColumnDef, Key, Filter, Mark, Reach, Era, Store, SlotColumn, Zone, Step, Emit, Node, Replay, ProbeTree,
-        SampleWish, IngestEdge, Input, GroupKey, GroupValue, Grouping, QueryPlan, Plan,
+        ColumnDef, Key, Filter, Mark, Reach, Era, Store, SlotColumn, Zone, Seen, Check, Span, Step, Emit, Node,
+        Replay, ProbeTree, SampleWish, IngestEdge, Input, GroupKey, GroupValue, Grouping, QueryPlan, Plan,
     )
 }  # fmt: skip
 

@@ -23,8 +23,8 @@ from plait.query.plan import Plan
 from plait.query.progress import Estimate, OptimiserReport, Switch
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
-from plait.share.probe_trees import FirstLook
 from plait.share.replan import Arrangement, Running, Statistics, Views, arranged, replan, why_fixed, why_never
+from plait.share.steps import FirstLook
 from plait.stats.counters import History, Name, Period, gamma_mu
 
 SWITCHES_KEPT = 64
@@ -55,6 +55,8 @@ class Planner:
             wanted = {name: Wanted(graph, name) for name, graph in graphs.items()}
             allocation = allocate(Layout(), wanted, relations)
         orders = orders or {name: fixed(graph) for name, graph in graphs.items()}
+        if config.orderer != "fixed":
+            orders = self.catalog.followed(orders)
         self.layout = arranged(self.catalog, allocation, orders, self.catalog.used, looks or {})
         self.coefficients = Coefficients()
         self.history = History(config.history_periods, smoothing=config.cost_variant != "no_smoothing")
@@ -159,7 +161,7 @@ class Planner:
         self._learnt = True
         self._unsampled = frozenset(w.edge for w in self.plan.samples) - {edge for edge, _ in period.samples}
         self._counted = _counted(period, self.plan)
-        self.history.close(period, self.catalog.joins, self.plan)
+        self.history.close(period, self.catalog.leads, self.plan)
         self.coefficients = self.coefficients.blended(self.coefficients.fitted(period.edges.values()))
         statistics = Statistics(
             epoch=epoch,
@@ -254,6 +256,8 @@ class Planner:
             mine = orders.get(query, {})
             if all(d in mine and _is_order(graph, d, mine[d]) for d in fixed(graph)):
                 recalled[query] = mine
+        if self.config.orderer != "fixed":
+            recalled = self.catalog.followed(recalled)
         self.coefficients, self._seen, self._made = coefficients, seen, made
         for name, values in series.items():
             self.history.series[name] = deque(values, maxlen=self.history.length)

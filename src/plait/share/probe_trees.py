@@ -1,23 +1,26 @@
 """Graphs and their probe orders become one plan: probe trees with shared prefixes over a layout of stores.
 
-Contract: the plan is a pure function of its arguments.  Invariant: every probe is *routed* — a step looks into a
-store partitioned by exactly the attribute whose value the travelling tuple carries, so no tuple is broadcast and
-no relation is gathered in one task.  A relation that can be probed by different attributes therefore has one store for
-each; paper 001 would keep one store and broadcast (its χ), which costs rows on every hop instead of rows at rest.
+Contract: the plan is a pure function of its arguments.  A relation that can be probed by different attributes has one
+store for each (`steps.py`: every probe is routed); paper 001 would keep one store and broadcast (its χ), which costs
+rows on every hop instead of rows at rest.
 
-Steps that need no exchange between them (same attribute) have the same hop number.
+Orders that go the same way are one path, whatever their queries' filters, floors, windows and conditions are: a node
+holds the judgement of each of its members (paper 004's query sets).  Steps that need no exchange between them (same
+attribute) have the same hop number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from plait.order.orders import Orders
-from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of, rename
-from plait.query.graph import Alias, JoinGraph, Window
+from plait.query.expr import Expr
+from plait.query.graph import Alias, JoinGraph
 from plait.query.layout import Layout
 from plait.query.plan import (
+    Check,
     Emit,
     Node,
     Plan,
@@ -25,14 +28,19 @@ from plait.query.plan import (
     QueryPlan,
     Replay,
     SampleWish,
+    Seen,
     SlotColumn,
+    Span,
     Step,
-    Store,
     Zone,
-    key_of,
 )
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate, emitted
+from plait.share.steps import FirstLook, Judgement, Place, rank
+from plait.share.structure import Group, groups_of
+
+Bounds = dict[tuple[int | None, int | None], int]
+"""The members that have a window of this length."""
 
 
 @dataclass
@@ -42,6 +50,58 @@ class _Branch:
     children: dict[Step, _Branch] = field(default_factory=dict)
     emits: list[Emit] = field(default_factory=list)
     id: int = -1
+    members: int = 0
+    seen: dict[tuple[int | None, int | None], int] = field(default_factory=dict)
+    """The members by (filter, floor)."""
+    checks: dict[Expr, int] = field(default_factory=dict)
+    spans: dict[tuple[SlotColumn, SlotColumn], Bounds] = field(default_factory=dict)
+    zones: set[Zone | None] = field(default_factory=set)
+
+    def add(self, member: int, judgement: Judgement) -> None:
+        """One more member comes through here."""
+        bit = 1 << member
+        self.members |= bit
+        _join(self.seen, (judgement.filter, judgement.floor), bit)
+        for check in judgement.checks:
+            _join(self.checks, check, bit)
+        for bound in judgement.bounds:
+            lengths = self.spans.setdefault((bound.left, bound.right), {})
+            _join(lengths, (bound.lower_us, bound.upper_us), bit)
+        self.zones.add(judgement.zone)
+
+    def seen_by(self) -> tuple[Seen, ...]:
+        """What each member sees."""
+        return tuple(Seen(filter, floor, members) for (filter, floor), members in self.seen.items())
+
+    def step(self, bare: Step) -> Step:
+        """The step with what its members make of the rows found."""
+        return replace(
+            bare,
+            seen=self.seen_by(),
+            checks=tuple(Check(e, None if m == self.members else m) for e, m in self.checks.items()),
+            spans=tuple(
+                Span(left, right, tuple((low, high, members) for (low, high), members in lengths.items()))
+                for (left, right), lengths in self.spans.items()
+            ),
+            zone=_widest(self.zones),
+        )
+
+
+def _join(sets: dict[Any, int], key: Hashable, bit: int) -> None:
+    sets[key] = sets.get(key, 0) | bit
+
+
+def _widest(zones: set[Zone | None]) -> Zone | None:
+    """The zone within which all of these lie; None where they are not about the same event time."""
+    known = [zone for zone in zones if zone is not None]
+    if len(known) < len(zones) or len({zone.by for zone in known}) != 1:
+        return None
+    lowers, uppers = [z.lower_us for z in known], [z.upper_us for z in known]
+    return Zone(
+        known[0].by,
+        None if None in lowers else min(lower for lower in lowers if lower is not None),
+        None if None in uppers else max(upper for upper in uppers if upper is not None),
+    )
 
 
 @dataclass(frozen=True)
@@ -49,18 +109,31 @@ class _Root:
     """What two probe orders must have in common to start in one tree."""
 
     relation: str
-    filter: int | None
     edge: int
     replays: Replay | None = None
 
 
-@dataclass(frozen=True)
-class FirstLook:
-    """Of a query that begins with what is there: where rows at rest start, and which of them it would still hold."""
+@dataclass
+class _Tree:
+    """A tree while orders are being merged into it."""
 
-    alias: str
-    above_us: Mapping[str, int]
-    """By alias: only rows with an event time above this."""
+    top: _Branch = field(default_factory=_Branch)
+    members: list[tuple[str, str]] = field(default_factory=list)
+
+    def grow(
+        self, name: str, driver: str, begin: Judgement, steps: Iterable[tuple[Step, Judgement]], emit: Emit
+    ) -> list[_Branch]:
+        """Adds an order as one more member; returns the nodes it goes through."""
+        member = len(self.members)
+        self.members.append((name, driver))
+        self.top.add(member, begin)
+        branch, path = self.top, []
+        for step, judgement in steps:
+            branch = branch.children.setdefault(step, _Branch())
+            branch.add(member, judgement)
+            path.append(branch)
+        branch.emits.append(replace(emit, member=member))
+        return path
 
 
 def build_plan(
@@ -86,186 +159,56 @@ def plan_on(
     used = {i.relation for i in layout.inputs if i.edges}
     # Tables come first: every stream's rows see those of this epoch, and they never drive.
     ranks = tuple(sorted((r for r in ranks if r in used), key=lambda r: r not in layout.tables))
-    roots: dict[_Root, _Branch] = {}
+    roots: dict[_Root, _Tree] = {}
     paths: dict[tuple[str, str], list[_Branch]] = {}
     for name, graph in graphs.items():
-        at = _Place(base, name, graph, ranks)
+        at = Place(base, name, graph, ranks)
         for driver, order in orders[name].items():
-            path = paths.setdefault((name, driver), [])
             if graph.alias(driver).relation in layout.tables and not at.only_tables:
-                path.extend(_Branch() for _ in order)
+                paths[name, driver] = [_Branch() for _ in order]
                 continue
-            root = _Root(graph.alias(driver).relation, at.filter_of_new(driver), at.edge(driver, order))
-            _grow(roots.setdefault(root, _Branch()), list(at.steps(driver, order)), path)
-            end = path[-1] if path else roots[root]
-            end.emits.append(_emit(name, graph, [driver, *order], layout))
+            tree = roots.setdefault(_Root(graph.alias(driver).relation, at.edge(driver, order)), _Tree())
+            emit = _emit(name, graph, [driver, *order], layout)
+            paths[name, driver] = tree.grow(name, driver, at.new_rows(driver), at.steps(driver, order), emit)
         look = (looks or {}).get(name)
         if look is not None and len(graph.aliases) > 1:
             order = orders[name][look.alias]
-            root = _Root(graph.alias(look.alias).relation, at.filter(look.alias), -1, at.replay(look, order))
-            branches: list[_Branch] = []
-            _grow(roots.setdefault(root, _Branch()), list(at.steps(look.alias, order, look)), branches)
-            branches[-1].emits.append(_emit(name, graph, [look.alias, *order], layout))
+            replays, begin = at.replay(look, order)
+            tree = roots.setdefault(_Root(graph.alias(look.alias).relation, -1, replays), _Tree())
+            emit = _emit(name, graph, [look.alias, *order], layout)
+            tree.grow(name, look.alias, begin, at.steps(look.alias, order, look), emit)
     # Trees in ascending rank: the lowest sees only earlier epochs.
     first = sorted(roots, key=lambda root: ranks.index(root.relation))
     ids = iter(range(layout.next_edge, 1 << 30))
-    trees = tuple(
-        ProbeTree(
-            root.relation, root.filter, root.edge, _freeze(roots[root], ids), tuple(roots[root].emits), root.replays
-        )
-        for root in first
-    )
+    trees = tuple(_frozen_tree(root, roots[root], ids) for root in first)
+    groups = groups_of(graphs)
+    filters = _filters_of_groups(base, graphs, groups)
     queries = tuple(
-        _query_plan(name, graph, orders[name], {d: paths[name, d] for d in orders[name]}, base)
+        _query_plan(name, graph, orders[name], {d: paths[name, d] for d in orders[name]}, base, filters)
         for name, graph in graphs.items()
     )
-    return Plan(layout.inputs, layout.stores, trees, queries, ranks, _samples(base, graphs, ranks))
+    samples = _samples(base, {lead: graphs[lead] for lead in groups}, ranks, filters)
+    return Plan(layout.inputs, layout.stores, trees, queries, ranks, samples)
 
 
-def _grow(branch: _Branch, steps: list[Step], path: list[_Branch]) -> None:
-    """Follows steps from a branch, adding those that are not there; `path` gets what is gone through."""
-    for step in steps:
-        branch = branch.children.setdefault(step, _Branch())
-        path.append(branch)
+def _frozen_tree(root: _Root, tree: _Tree, ids: Iterator[int]) -> ProbeTree:
+    top = tree.top
+    bare = ProbeTree(root.relation, root.edge, tuple(tree.members), top.seen_by(), (), tuple(top.emits), root.replays)
+    # Rows at rest come with their sets always: they are read as if they had travelled.
+    varied = len(top.seen) > 1 or root.replays is not None
+    return replace(bare, nodes=_frozen_nodes(top, ids, bare.width, varied))
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A join on an allocation: which stores, filters and floors its aliases have."""
-
-    base: Allocation
-    name: str
-    graph: JoinGraph
-    ranks: tuple[str, ...]
-
-    @property
-    def only_tables(self) -> bool:
-        return all(a.relation in self.base.layout.tables for a in self.graph.aliases)
-
-    def store(self, alias: str, attributes: tuple[int, ...]) -> Store:
-        key = key_of(self.graph, alias, attributes)
-        return self.base.layout.store_by_id[self.base.stores[self.name, alias, key.columns]]
-
-    def edge(self, driver: str, order: tuple[str, ...]) -> int:
-        """The edge on which the new tuples of a driver travel to their first probe."""
-        if order:
-            return self.base.layout.edge_by_store[self.store(driver, self._first_key(driver, order)).id].id
-        source = self.base.layout.input_by_relation[self.graph.alias(driver).relation]
-        return next(edge.id for edge in source.edges if edge.store is None)
-
-    def _first_key(self, driver: str, order: tuple[str, ...]) -> tuple[int, ...]:
-        return self.graph.lookup_key([driver], order[0], None)
-
-    def filter_of_new(self, alias: str) -> int | None:
-        """What the rows that arrive have to pass; None where all do."""
-        source = self.base.layout.input_by_relation[self.graph.alias(alias).relation]
-        wanted = self.base.filters[self.name, alias]
-        return None if source.implied(wanted) else wanted
-
-    def filter(self, alias: str, store: Store | None = None) -> int | None:
-        """What the rows that rest have to pass; None where all of the store do, and always did."""
-        if store is not None and not store.mixed:
-            return self.filter_of_new(alias)
-        return self.base.filters[self.name, alias]
-
-    def floor(self, alias: str, store: Store) -> int | None:
-        floor = self.base.floors[self.name][alias]
-        return floor if floor > store.first else None
-
-    def replay(self, look: FirstLook, order: tuple[str, ...]) -> Replay:
-        store = self.store(look.alias, self._first_key(look.alias, order))
-        return Replay(store.id, self.floor(look.alias, store), look.above_us.get(look.alias))
-
-    def steps(self, driver: str, order: tuple[str, ...], look: FirstLook | None = None) -> Iterator[Step]:
-        """One probe order as steps.  Of a first look none sees this epoch."""
-        graph, slots, hop = self.graph, [driver], 0
-        here: tuple[int, ...] | None = None
-        for target in order:
-            attributes = graph.lookup_key(slots, target, here)
-            hop, here = (hop, here) if attributes == here else (hop + 1, attributes)
-            store = self.store(target, attributes)
-            sources = [_carrier(graph, slots, attribute) for attribute in attributes]
-            checks = _checks(graph, slots, target, attributes)
-            if look is not None and target in look.above_us and store.time_column is not None:
-                checks = (_above(len(slots), store, look.above_us[target]), *checks)
-            in_table = graph.alias(target).relation in self.base.layout.tables
-            yield Step(
-                store=store.id,
-                key=tuple(SlotColumn(slots.index(ref.alias), ref.column) for ref in sources),
-                hop=hop,
-                exact=store.key.exact,
-                sees_current=(in_table and (look is not None or not self.only_tables))
-                or (look is None and _rank(graph, self.ranks, target) < _rank(graph, self.ranks, driver)),
-                filter=self.filter(target, store),
-                checks=checks,
-                zone=_zone(graph, slots, target, store.time_column),
-                floor=self.floor(target, store),
-            )
-            slots.append(target)
-
-
-def _above(slot: int, store: Store, bound_us: int) -> Expr:
-    assert store.time_column is not None
-    kind = next(c.type for c in store.columns if c.name == store.time_column)
-    return Call(">", (ColumnRef(str(slot), store.time_column, kind), Literal(bound_us, kind)), "boolean")
-
-
-def _carrier(graph: JoinGraph, slots: list[str], attribute: int) -> ColumnRef:
-    """The first joined alias that carries the attribute; all that do have the same value."""
-    return next(ref for alias in slots if (ref := graph.column_of(alias, attribute)) is not None)
-
-
-def _rank(graph: JoinGraph, ranks: tuple[str, ...], alias: str) -> tuple[int, int]:
-    """Relations by the driver policy; aliases of one relation (a self-join) by written order."""
-    position = [a.name for a in graph.aliases].index(alias)
-    return ranks.index(graph.alias(alias).relation), position
-
-
-def _checks(graph: JoinGraph, slots: list[str], target: str, attributes: tuple[int, ...]) -> tuple[Expr, ...]:
-    """What must hold beyond the looked-up key once `target` has joined: cycles, windows, other conditions."""
-    names = {alias: str(i) for i, alias in enumerate([*slots, target])}
-    found: list[Expr] = []
-    shared = graph.attributes_of(slots) & graph.attributes_of([target])
-    for attribute in sorted(shared - set(attributes)):
-        own = graph.column_of(target, attribute)
-        assert own is not None
-        found.append(Call("=", (_carrier(graph, slots, attribute), own), "boolean"))
-    for window in graph.windows:
-        if target in (window.left.alias, window.right.alias):
-            found.extend(_window_checks(window))
-    found.extend(c.expr for c in graph.conditions if c.expr is not None)
-    ready = [e for e in found if _aliases(e) <= names.keys() and (target in _aliases(e))]
-    return tuple(rename(e, names) for e in ready)
-
-
-def _aliases(expr: Expr) -> set[str]:
-    return {ref.alias for ref in columns_of(expr)}
-
-
-def _window_checks(window: Window) -> list[Expr]:
-    """lower ≤ left − right ≤ upper, as comparisons with a shifted timestamp."""
-    bounds = ((">=", window.lower_us), ("<=", window.upper_us))
-    return [
-        Call(op, (window.left, Call("shift", (window.right, Literal(us, "bigint")), window.right.type)), "boolean")
-        for op, us in bounds
-        if us is not None
-    ]
-
-
-def _zone(graph: JoinGraph, slots: list[str], target: str, time_column: str | None) -> Zone | None:
-    """The first window between `target` and what has joined already."""
-    for window in graph.windows:
-        for own, other, lower, upper in (
-            (window.left, window.right, window.lower_us, window.upper_us),
-            (window.right, window.left, _negative(window.upper_us), _negative(window.lower_us)),
-        ):
-            if own.alias == target and own.column == time_column and other.alias in slots:
-                return Zone(SlotColumn(slots.index(other.alias), other.column), lower, upper)
-    return None
-
-
-def _negative(value: int | None) -> int | None:
-    return None if value is None else -value
+def _frozen_nodes(branch: _Branch, ids: Iterator[int], words: int, varied: bool) -> tuple[Node, ...]:
+    """`varied`: tuples that leave the branch may belong to some of its members only."""
+    nodes = []
+    for bare, child in branch.children.items():
+        child.id = next(ids)
+        step = child.step(bare)
+        below = _frozen_nodes(child, ids, words, varied or step.varies)
+        carried = words if varied and child.members.bit_count() > 1 else 0
+        nodes.append(Node(child.id, step, below, tuple(child.emits), child.members, carried))
+    return tuple(nodes)
 
 
 def _emit(name: str, graph: JoinGraph, slots: list[str], base: Layout) -> Emit:
@@ -276,7 +219,12 @@ def _emit(name: str, graph: JoinGraph, slots: list[str], base: Layout) -> Emit:
 
 
 def _query_plan(
-    name: str, graph: JoinGraph, orders: Orders, paths: Mapping[str, list[_Branch]], base: Allocation
+    name: str,
+    graph: JoinGraph,
+    orders: Orders,
+    paths: Mapping[str, list[_Branch]],
+    base: Allocation,
+    filters: Mapping[tuple[str, str], tuple[int, ...]],
 ) -> QueryPlan:
     output = tuple((o.name, o.type) for o in graph.outputs)
     after = graph.needs_spark_after
@@ -294,7 +242,7 @@ def _query_plan(
         relations=tuple((a.name, a.relation) for a in graph.aliases),
         grouping=None if graph.grouping is None else graph.grouping.over(names),
         stores=tuple((a, key, store) for (join, a, key), store in base.stores.items() if join == name),
-        filters=tuple((a.name, _new_filter(base, name, a)) for a in graph.aliases),
+        filters=tuple((a.name, filters[name, a.name]) for a in graph.aliases),
         marks=base.marks[name],
     )
 
@@ -304,27 +252,37 @@ def _new_filter(base: Allocation, name: str, alias: Alias) -> int | None:
     return None if base.layout.input_by_relation[alias.relation].implied(wanted) else wanted
 
 
-def _samples(base: Allocation, graphs: Mapping[str, JoinGraph], ranks: tuple[str, ...]) -> tuple[SampleWish, ...]:
+def _filters_of_groups(
+    base: Allocation, graphs: Mapping[str, JoinGraph], groups: Mapping[str, Group]
+) -> dict[tuple[str, str], tuple[int, ...]]:
+    """By query and alias: rows that some query of its structure can use pass one of these; none where all do."""
+    found: dict[tuple[str, str], tuple[int, ...]] = {}
+    for lead, group in groups.items():
+        for alias in graphs[lead].aliases:
+            places = [(query, called[alias.name]) for query, called in group.members.items()]
+            asked = {_new_filter(base, query, graphs[query].alias(name)) for query, name in places}
+            together = () if None in asked else tuple(sorted(f for f in asked if f is not None))
+            found.update(dict.fromkeys(places, together))
+    return found
+
+
+def _samples(
+    base: Allocation,
+    leads: Mapping[str, JoinGraph],
+    ranks: tuple[str, ...],
+    filters: Mapping[tuple[str, str], tuple[int, ...]],
+) -> tuple[SampleWish, ...]:
     """For every input and key: the stores of all aliases that can be looked up by it directly."""
-    found: dict[tuple[int, int | None, str], dict[tuple[str, int | None, bool], None]] = {}
-    for name, graph in graphs.items():
-        at = _Place(base, name, graph, ranks)
+    found: dict[tuple[int, tuple[int, ...], str], dict[tuple[str, tuple[int, ...], bool], None]] = {}
+    for name, graph in leads.items():
+        at = Place(base, name, graph, ranks)
         for alias in graph.aliases:
             for attributes in graph.keys_of(alias.name):
                 own = at.store(alias.name, attributes)
-                edge = base.layout.edge_by_store[own.id].id, _new_filter(base, name, alias), own.id
+                edge = base.layout.edge_by_store[own.id].id, filters[name, alias.name], own.id
                 for other in graph.aliases:
                     if other.name != alias.name and attributes in graph.keys_of(other.name):
-                        sees = _rank(graph, ranks, other.name) < _rank(graph, ranks, alias.name)
+                        sees = rank(graph, ranks, other.name) < rank(graph, ranks, alias.name)
                         store = at.store(other.name, attributes)
-                        found.setdefault(edge, {})[store.id, _new_filter(base, name, other), sees] = None
+                        found.setdefault(edge, {})[store.id, filters[name, other.name], sees] = None
     return tuple(SampleWish(*edge, tuple(stores)) for edge, stores in found.items())
-
-
-def _freeze(branch: _Branch, ids: Iterable[int]) -> tuple[Node, ...]:
-    counter = iter(ids)
-    nodes = []
-    for step, child in branch.children.items():
-        child.id = next(counter)
-        nodes.append(Node(child.id, step, _freeze(child, counter), tuple(child.emits)))
-    return tuple(nodes)

@@ -2,9 +2,10 @@
 
     replan(catalog, layout, statistics, config) → Decision         (paper 000, Algorithm 1; paper 001, section 5)
 
-Every driver's order is chosen anew for the period that is forecast.  An order is adopted only if it is expected to be
-cheaper by `replan_gain`; otherwise nothing is built and nothing changes.  Every switch is recorded with both orders,
-their forecast costs, and the statistic that tipped it: the one without whose change the gain would have been smallest.
+Every driver's order is chosen anew for the period that is forecast, once for all queries of the same structure.  An
+order is adopted only if it is expected to be cheaper by `replan_gain`; otherwise nothing is built and nothing changes.
+Every switch is recorded with both orders, their forecast costs, and the statistic that tipped it: the one without
+whose change the gain would have been smallest.
 
 When a forecast cannot be used (nothing arrived, a pair of streams was never seen together, a number is not finite),
 orders stay, and `said` tells why.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from plait.config import Config
 from plait.order.cost import Coefficients, DriverView, driver_view
@@ -29,7 +31,9 @@ from plait.query.plan import Plan
 from plait.query.progress import Switch
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation
-from plait.share.probe_trees import FirstLook, plan_on
+from plait.share.probe_trees import plan_on
+from plait.share.steps import FirstLook
+from plait.share.structure import Group, groups_of
 from plait.stats.counters import History, Name, QueryForecast, spanning
 
 MOST_SUSPECTED = 8
@@ -53,6 +57,24 @@ class Running:
     def joins(self) -> dict[str, JoinGraph]:
         """Those with an order to choose: a stream that is read by itself has none."""
         return {name: graph for name, graph in self.graphs.items() if len(graph.aliases) > 1}
+
+    @cached_property
+    def groups(self) -> dict[str, Group]:
+        """Joins of the same structure, by the one that leads."""
+        return groups_of(self.joins)
+
+    @property
+    def leads(self) -> dict[str, JoinGraph]:
+        """The joins that orders are chosen for: those of the same structure follow."""
+        return {name: self.graphs[name] for name in self.groups}
+
+    def followed(self, orders: Mapping[str, Orders]) -> dict[str, Orders]:
+        """Orders in which every join follows the lead of its group."""
+        found = {name: dict(of) for name, of in orders.items()}
+        for lead, group in self.groups.items():
+            for name in group.members:
+                found[name] = group.orders_of(name, found[lead])
+        return found
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -133,6 +155,8 @@ def replan(catalog: Running, layout: Arrangement, statistics: Statistics, config
     orders = {name: dict(of) for name, of in layout.orders.items()}
     for switch in switches:
         orders[switch.query][switch.driver] = switch.new
+    if switches:
+        orders = catalog.followed(orders)
     views = {**statistics.views, **views}
     ranks = _ranks(catalog, statistics, config, views)
     if config.orderer == "fixed":
@@ -167,7 +191,7 @@ def _views(
     """What every driver's next period is expected to be like, and what is still unknown."""
     found: dict[tuple[str, str], DriverView] = {}
     unknown = ""
-    for name, graph in catalog.joins.items():
+    for name, graph in catalog.leads.items():
         if len(graph.aliases) > MOST_PLANNED:
             unknown = f"{name} joins {len(graph.aliases)} streams, and orders are chosen for up to {MOST_PLANNED}"
             continue

@@ -47,7 +47,7 @@ class Period:
     rows_in: dict[str, int] = field(default_factory=dict)
     rows_out: dict[str, int] = field(default_factory=dict)
     edges: dict[int, EdgeCount] = field(default_factory=dict)
-    samples: dict[tuple[int, int | None], Sample] = field(default_factory=dict)
+    samples: dict[tuple[int, tuple[int, ...]], Sample] = field(default_factory=dict)
     stores: dict[str, KeyCount] = field(default_factory=dict)
     max_event_ms: dict[str, int] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class Period:
             self.edges.setdefault(node, EdgeCount()).add(count)
         for sample in observed.samples:
             mine = self.samples.setdefault(
-                (sample.edge, sample.filter), Sample(sample.edge, sample.filter, sample.stores)
+                (sample.edge, sample.filters), Sample(sample.edge, sample.filters, sample.stores)
             )
             if mine.stores == sample.stores:
                 mine.add(sample)
@@ -340,8 +340,8 @@ def _arrivals(query: str, graph: JoinGraph, alias: str, plan: Plan, period: Peri
 
 def _store_of(
     query: str, graph: JoinGraph, alias: str, key: tuple[int, ...], plan: Plan
-) -> tuple[str, int | None] | None:
-    """The store of an alias by a key, with the alias's filter; None if it cannot be looked up by it."""
+) -> tuple[str, tuple[int, ...]] | None:
+    """The store of an alias by a key, with the alias's filters; None if it cannot be looked up by it."""
     if key not in graph.keys_of(alias):
         return None
     found = plan.query_by_name[query]

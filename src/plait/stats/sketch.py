@@ -14,7 +14,7 @@ import numpy as np
 from plait.query.observed import Sample
 
 
-def pair(sample: Sample, store: tuple[str, int | None]) -> tuple[float, float] | None:
+def pair(sample: Sample, store: tuple[str, tuple[int, ...]]) -> tuple[float, float] | None:
     """(γ, μ) of looking the input's keys up in one store; None if the sample cannot tell."""
     if store not in sample.stores[1:]:
         return None
@@ -32,7 +32,7 @@ def fresh_share(sample: Sample) -> float:
     return 1 - known / asked if asked else 1.0
 
 
-def correlation(sample: Sample, stores: Sequence[tuple[str, int | None] | None]) -> list[float]:
+def correlation(sample: Sample, stores: Sequence[tuple[str, tuple[int, ...]] | None]) -> list[float]:
     """For every set of stores (bit i is `stores[i]`): the share of keys in all of them over the product of shares.
 
     1 everywhere is independence.  A store that is None, or not sampled, is taken as independent of the others.

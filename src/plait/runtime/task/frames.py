@@ -4,6 +4,10 @@ A `Partial` is tuples in rows.  A `Frame` groups them by key and keeps, for ever
 tuples and one list of matching rows per probed store (late materialisation, paper 004).  Both reading lists and
 multiplying them out work in pieces of bounded size, also inside one hot key: what is held in memory depends on a
 budget, not on how many partners a key has.
+
+Where queries share a tree but not their filters, tuples and rows have sets of members.  A frame knows, per key, the
+members that can have a result there: the intersection of the unions of its lists.  Keys and rows without any are
+dropped unread; the set of a tuple is exact once it is multiplied out.
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from plait.kernels import U64
 from plait.kernels.probe import expand, gather_ranges, product_ends
 from plait.kernels.runs import group_starts
-from plait.query.plan import HASH, SlotColumn
+from plait.kernels.sets import union_of, within
+from plait.query.plan import HASH, SET, SET_BITS, SlotColumn
 from plait.state.segments.columns import Rows, gather, single, take, take_table
 from plait.state.segments.run import Run
 
@@ -53,6 +59,8 @@ class Partial:
 
     hashes: Hashes
     slots: tuple[Slot, ...]
+    sets: U64 | None = None
+    """The members that each tuple belongs to; None where all belong to all."""
 
     def column(self, ref: SlotColumn) -> pa.Array:
         """A column of every tuple."""
@@ -68,18 +76,86 @@ class Partial:
 
     def picked(self, rows: Rows) -> Partial:
         """The tuples `rows`, which must be ascending."""
-        return Partial(self.hashes[rows], tuple(slot.picked(rows) for slot in self.slots))
+        sets = None if self.sets is None else self.sets[rows]
+        return Partial(self.hashes[rows], tuple(slot.picked(rows) for slot in self.slots), sets)
+
+    def of_member(self, member: int) -> Partial:
+        """The tuples that belong to a member."""
+        if self.sets is None:
+            return self
+        word, bit = divmod(member, SET_BITS)
+        return self.picked(np.flatnonzero(self.sets[:, word] >> np.uint64(bit) & np.uint64(1)))
+
+    def of_members(self, members: U64) -> Partial:
+        """The tuples that belong to some of these members."""
+        if self.sets is None:
+            return self
+        mine = within(self.sets, members)
+        return self if mine.all() else self.picked(np.flatnonzero(mine))
 
 
 Hits = tuple[Run, Rows, Rows, Rows]
 """A run, the keys that it has rows for, and their rows: from `low` to before `high`."""
 
 
+@dataclass(frozen=True)
+class Picked:
+    """Rows of several runs, one by one, those of one key side by side; nothing of them has to be read yet."""
+
+    runs: tuple[Run, ...]
+    source: Rows
+    """The run of each row,"""
+    rows: Rows
+    """and its number there."""
+    width: float
+    """Bytes of a row, about."""
+
+    @classmethod
+    def of(cls, counts: Rows, found: Sequence[Hits]) -> Picked:
+        """The rows that are found for keys with so many matches each."""
+        offset = np.cumsum(counts) - counts
+        source = np.empty(int(counts.sum()), np.int64)
+        rows = np.empty(len(source), np.int64)
+        for number, (_, at, low, high) in enumerate(found):
+            places = gather_ranges(offset[at], offset[at] + high - low)
+            source[places] = number
+            rows[places] = gather_ranges(low, high)
+            offset[at] += high - low
+        weight = sum(run.width * int((high - low).sum()) for run, _, low, high in found)
+        return cls(tuple(run for run, _, _, _ in found), source, rows, weight / max(1, len(rows)))
+
+    def picked(self, places: Rows) -> Picked:
+        """Some of the rows."""
+        return replace(self, source=self.source[places], rows=self.rows[places])
+
+    def by_run(self) -> Iterator[tuple[Run, Rows, Rows]]:
+        """Each run that has some of the rows: their places here, and their numbers there.  One run at least."""
+        for number, run in enumerate(self.runs):
+            places = np.flatnonzero(self.source == number) if len(self.runs) > 1 else np.arange(len(self.rows))
+            if len(places) or (number == 0 and not len(self.rows)):
+                yield run, places, self.rows[places]
+
+    def read(self, columns: tuple[str, ...]) -> pa.Table:
+        """These columns of all rows."""
+        return _read(list(self.by_run()), columns, len(self.rows))
+
+
+def _read(parts: Sequence[tuple[Run, Rows, Rows]], columns: tuple[str, ...], total: int) -> pa.Table:
+    """Columns of rows of several runs, each at its place: parts are (run, places, numbers of its rows)."""
+    # All before the first is read, so that the disk has many things to do at a time.
+    for run, _, rows in parts:
+        run.announce(rows)
+    picked = _of_one_type([run.take(columns, rows) for run, _, rows in parts])
+    return pa.table(gather(picked, [places for _, places, _ in parts], total), names=list(columns))
+
+
 @dataclass
 class Matches:
     """Rows of one store that match each key: `counts[g]` rows for key g.
 
-    Found rows are read (`read`) only when they are multiplied out, for the keys that are still alive by then.
+    They are ranges of runs (`found`) until one has to be looked at by itself, then rows (`rows`), and are read (`read`,
+    `table`) only when they are multiplied out, for the keys that are still alive by then.  `starts[g]` is where those
+    of key g begin in `rows`, `sets` and `table`.
     """
 
     counts: Rows
@@ -87,6 +163,9 @@ class Matches:
     found: list[Hits] = field(default_factory=list)
     table: pa.Table | None = None
     starts: Rows | None = None
+    rows: Picked | None = None
+    sets: U64 | None = None
+    """The members that see each row; None where all see all."""
 
     @classmethod
     def of(cls, keys: int, columns: tuple[str, ...], found: list[Hits]) -> Matches:
@@ -105,7 +184,7 @@ class Matches:
             here = np.flatnonzero(place[at] >= 0)
             found.append((run, place[at[here]], low[here], high[here]))
         starts = None if self.starts is None else self.starts[keys]
-        return Matches(self.counts[keys], self.columns, found, self.table, starts)
+        return replace(self, counts=self.counts[keys], found=found, starts=starts)
 
     def between(self, begin: int, end: int) -> Matches:
         """The matches of neighbouring keys."""
@@ -114,16 +193,16 @@ class Matches:
             a, b = np.searchsorted(at, (begin, end))
             found.append((run, at[a:b] - begin, low[a:b], high[a:b]))
         starts = None if self.starts is None else self.starts[begin:end]
-        return Matches(self.counts[begin:end], self.columns, found, self.table, starts)
+        return replace(self, counts=self.counts[begin:end], found=found, starts=starts)
 
     def pieces(self, budget: float) -> list[Matches]:
         """The matches of the only key, in pieces that weigh at most `budget` bytes."""
         assert len(self.counts) == 1
         zero = np.zeros(1, np.int64)
-        if self.table is not None and self.starts is not None:
-            step = max(1, int(budget / _width(self.table)))
+        if self.starts is not None:
+            step = max(1, int(budget / self._row_width))
             ranges = _steps(0, int(self.counts[0]), step)
-            return [Matches(np.array([b - a]), self.columns, [], self.table, self.starts + a) for a, b in ranges]
+            return [replace(self, counts=np.array([b - a]), starts=self.starts + a) for a, b in ranges]
         return [
             Matches(np.array([b - a]), self.columns, [(run, zero, np.array([a]), np.array([b]))])
             for run, at, low, high in self.found
@@ -131,42 +210,80 @@ class Matches:
             for a, b in _steps(int(low[0]), int(high[0]), max(1, int(budget / run.width)))
         ]
 
+    @property
+    def _row_width(self) -> float:
+        if self.table is not None:
+            return _width(self.table)
+        return 16.0 if self.rows is None else self.rows.width
+
     def weights(self) -> npt.NDArray[np.float64]:
         """Bytes of every key's rows, about."""
+        if self.starts is not None:
+            return np.asarray(self.counts * self._row_width, np.float64)
         weights = np.zeros(len(self.counts))
-        if self.table is not None:
-            weights += self.counts * _width(self.table)
         for run, at, low, high in self.found:
             weights[at] += (high - low) * run.width
         return weights
 
+    def one_by_one(self) -> Matches:
+        """The same matches, as rows: none is read, each can be looked at by itself."""
+        if self.starts is not None:
+            return self
+        return Matches(
+            self.counts,
+            self.columns,
+            starts=np.cumsum(self.counts) - self.counts,
+            rows=Picked.of(self.counts, self.found),
+        )
+
+    def owners(self) -> Rows:
+        """The key of each row."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def kept(self, keep: npt.NDArray[np.bool_], sets: U64 | None = None) -> Matches:
+        """Of matches that are rows, or read, and not restricted since: those marked, with these sets."""
+        counts = np.bincount(self.owners()[keep], minlength=len(self.counts)).astype(np.int64)
+        places = np.flatnonzero(keep)
+        return Matches(
+            counts,
+            self.columns,
+            table=None if self.table is None else take_table(self.table, places),
+            starts=np.cumsum(counts) - counts,
+            rows=None if self.rows is None else self.rows.picked(places),
+            sets=None if sets is None else sets[places],
+        )
+
+    def unions(self) -> U64 | None:
+        """By key the members that see some of its rows; None where all see all."""
+        if self.sets is None or self.starts is None:
+            return None
+        return union_of(self.sets, self.starts, self.counts)
+
     def read(self) -> tuple[pa.Table, Rows]:
         """The matching rows, those of one key side by side, and where each key's rows start."""
-        if self.table is None or self.starts is None:
+        if self.table is None:
             ends = np.cumsum(self.counts)
-            self.starts = ends - self.counts
-            places: list[Rows] = []
-            picked: list[list[pa.Array]] = []
-            offset = self.starts.copy()
-            rows = [gather_ranges(low, high) for _, _, low, high in self.found]
-            # All before the first is read, so that the disk has many things to do at a time.
-            for (run, _, _, _), wanted in zip(self.found, rows, strict=True):
-                run.announce(wanted)
-            for (run, at, low, high), wanted in zip(self.found, rows, strict=True):
-                places.append(gather_ranges(offset[at], offset[at] + high - low))
-                picked.append(run.take(self.columns, wanted))
-                offset[at] += high - low
-            total = int(ends[-1]) if len(ends) else 0
-            self.table = pa.table(gather(_of_one_type(picked), places, total), names=list(self.columns))
-            self.found = []
+            starts, total = ends - self.counts, int(ends[-1]) if len(ends) else 0
+            if self.rows is None:
+                self.table = self._read_ranges(starts.copy(), total)
+            else:
+                if total < len(self.rows.rows):
+                    # Some keys were dropped since their rows were looked at.
+                    assert self.starts is not None
+                    places = gather_ranges(self.starts, self.starts + self.counts)
+                    self.rows = self.rows.picked(places)
+                    self.sets = None if self.sets is None else self.sets[places]
+                self.table = self.rows.read(self.columns)
+            self.starts, self.found = starts, []
+        assert self.starts is not None
         return self.table, self.starts
 
-    def filtered(self, keep: npt.NDArray[np.bool_]) -> Matches:
-        """Only the rows marked in `keep`, in the order of `read`."""
-        table, _ = self.read()
-        owners = np.repeat(np.arange(len(self.counts)), self.counts)
-        counts = np.bincount(owners[keep], minlength=len(self.counts)).astype(np.int64)
-        return Matches(counts, self.columns, [], take_table(table, np.flatnonzero(keep)), np.cumsum(counts) - counts)
+    def _read_ranges(self, offset: Rows, total: int) -> pa.Table:
+        parts = []
+        for run, at, low, high in self.found:
+            parts.append((run, gather_ranges(offset[at], offset[at] + high - low), gather_ranges(low, high)))
+            offset[at] += high - low
+        return _read(parts, self.columns, total)
 
 
 @dataclass(frozen=True)
@@ -178,23 +295,38 @@ class Frame:
     starts: Rows
     counts: Rows
     lists: tuple[Matches, ...] = ()
+    members: U64 | None = None
+    """By key the members that can have a result there; None where all can, and tuples have no sets."""
 
     @classmethod
     def of(cls, base: Partial, grouped: bool = True) -> Frame:
         """Groups tuples by hash; ungrouped, every tuple is a key of its own."""
         bounds = group_starts(base.hashes) if grouped else np.arange(len(base.hashes) + 1, dtype=np.int64)
-        starts = bounds[:-1]
-        return cls(base, base.hashes[starts], starts, np.diff(bounds))
+        starts, counts = bounds[:-1], np.diff(bounds)
+        members = None if base.sets is None else union_of(base.sets, starts, counts)
+        return cls(base, base.hashes[starts], starts, counts, (), members)
 
     def restricted(self, keys: Rows) -> Frame:
         """The frame of some keys only."""
         lists = tuple(m.restricted(keys) for m in self.lists)
-        return Frame(self.base, self.hashes[keys], self.starts[keys], self.counts[keys], lists)
+        members = None if self.members is None else self.members[keys]
+        return Frame(self.base, self.hashes[keys], self.starts[keys], self.counts[keys], lists, members)
 
     def between(self, begin: int, end: int) -> Frame:
         """The frame of neighbouring keys."""
         lists = tuple(m.between(begin, end) for m in self.lists)
-        return Frame(self.base, self.hashes[begin:end], self.starts[begin:end], self.counts[begin:end], lists)
+        mine = slice(begin, end)
+        members = None if self.members is None else self.members[mine]
+        return Frame(self.base, self.hashes[mine], self.starts[mine], self.counts[mine], lists, members)
+
+    def of_members(self, members: U64) -> Frame:
+        """Without the keys at which none of these members can have a result."""
+        if self.members is None:
+            return self
+        mine = self.members & members
+        alive = mine.any(axis=1)
+        frame = replace(self, members=mine)
+        return frame if alive.all() else frame.restricted(np.flatnonzero(alive))
 
     def slices(self, budget: int, lists: int) -> Iterator[Frame]:
         """The frame in pieces, of which the last `lists` lists weigh at most `budget` bytes, even of one key."""
@@ -221,7 +353,7 @@ class Frame:
 
     def expanded(self, chunk: int, budget: int) -> Iterator[Partial]:
         """All tuples, multiplied out, at most `chunk` at a time, nor more than `budget` bytes of them."""
-        if not self.lists and int(self.counts.sum()) == len(self.base.hashes):
+        if not self.lists and int(self.counts.sum()) == len(self.base.hashes) and self.members is None:
             yield self.base
             return
         read = [m.read() for m in self.lists]
@@ -233,14 +365,35 @@ class Frame:
         chunk = max(1, min(chunk, int(budget / width)))
         for begin in range(0, total, chunk):
             keys, picks = expand(starts, counts, ends, begin, min(begin + chunk, total))
+            sets = self._sets(keys, picks)
+            if sets is not None and not (alive := sets.any(axis=1)).all():
+                # No query has this combination of rows.
+                some = np.flatnonzero(alive)
+                keys, picks, sets = keys[some], picks[:, some], sets[some]
             base = [slot.picked(picks[0]) for slot in self.base.slots]
             more = [Slot(table, picks[i + 1]) for i, (table, _) in enumerate(read)]
-            yield Partial(self.hashes[keys], (*base, *more))
+            yield Partial(self.hashes[keys], (*base, *more), sets)
+
+    def _sets(self, keys: Rows, picks: npt.NDArray[np.int64]) -> U64 | None:
+        """The sets of tuples: of the members that can have a result at the key, those that see all of the rows."""
+        if self.members is None:
+            return None
+        sets: U64 = self.members[keys]
+        for own, rows in zip((self.base.sets, *(m.sets for m in self.lists)), picks, strict=True):
+            if own is not None:
+                sets &= own[rows]
+        return sets
 
 
 def with_matches(frame: Frame, matches: Matches) -> Frame:
     """The keys that have matches, with these as one more list."""
-    alive = np.flatnonzero(matches.counts)
+    unions = matches.unions()
+    if unions is not None:
+        members = unions if frame.members is None else unions & frame.members
+        alive = np.flatnonzero(members.any(axis=1))
+        frame = replace(frame, members=members)
+    else:
+        alive = np.flatnonzero(matches.counts)
     if len(alive) < len(matches.counts):
         frame, matches = frame.restricted(alive), matches.restricted(alive)
     return replace(frame, lists=(*frame.lists, matches))
@@ -264,11 +417,15 @@ def _steps(begin: int, end: int, step: int) -> list[tuple[int, int]]:
 
 
 def arrived(table: pa.Table, slots: int) -> Partial:
-    """Travelled tuples (columns named `slot.column`, sorted by HASH) as a partial of that many slots."""
+    """Travelled tuples (columns named `slot.column`, sorted by HASH, maybe SET) as a partial of that many slots."""
     split: list[dict[str, pa.ChunkedArray]] = [{} for _ in range(slots)]
+    words = []
     for name in table.column_names:
-        if name != HASH:
+        if name.startswith(SET):
+            words.append(table.column(name).to_numpy())
+        elif name != HASH:
             slot, _, column = name.partition(".")
             split[int(slot)][column] = table.column(name)
     tables = [pa.table(columns) if columns else pa.table({}) for columns in split]
-    return Partial(table.column(HASH).to_numpy(), tuple(Slot(t) for t in tables))
+    sets = np.stack(words, axis=1) if words else None
+    return Partial(table.column(HASH).to_numpy(), tuple(Slot(t) for t in tables), sets)

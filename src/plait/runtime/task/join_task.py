@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -18,11 +18,13 @@ import pyarrow as pa
 
 from plait.config import KEY_GROUPS
 from plait.kernels import U64, Flags
+from plait.kernels.sets import members_in
 from plait.query.observed import Driven
 from plait.query.plan import (
     ARRIVED,
     BORN,
     HASH,
+    SET,
     Emit,
     Filter,
     IngestEdge,
@@ -30,9 +32,9 @@ from plait.query.plan import (
     Plan,
     ProbeTree,
     Replay,
+    SlotColumn,
     Step,
     Store,
-    filter_column,
     mask_columns,
 )
 from plait.runtime.faults import reached
@@ -58,11 +60,12 @@ from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import Files
 from plait.state.segments.block_cache import CACHE
 from plait.state.segments.block_segment import DeepSegment, writing_deep
-from plait.state.segments.columns import take_table
-from plait.state.segments.filter_sets import Sets, tested
+from plait.state.segments.columns import single, take_table
+from plait.state.segments.filter_sets import Rewritten, Sets
 from plait.state.segments.run import METER, MemoryRun, together
 from plait.state.segments.segment import Origin, SegmentInfo, microseconds, new_run, write_segment
 from plait.state.segments.segment_reader import Segment, open_segment
+from plait.state.segments.sieve import as_words
 from plait.state.segments.store_build import Copy, copied
 from plait.state.segments.tiers import PART_BYTES, Merge, merge_some
 from plait.state.segments.view import View, viewed, viewed_now
@@ -212,7 +215,7 @@ class Work:
                 for part in self.passes(tables, hop):
                     for tree in self.context.plan.trees:
                         for top in tree.nodes:
-                            self.continue_from(top, 1, hop, part)
+                            self.continue_from(top, 1, hop, part, tree.width)
             yield
 
     def append(self, edge: IngestEdge, table: pa.Table) -> None:
@@ -223,14 +226,13 @@ class Work:
         store = plan.store_by_id[edge.store]
         hashes = table.column(HASH).to_numpy()
         rows = table.select(self._stored_columns(store))
-        view = viewed_now(MemoryRun(hashes, rows), self._sets(store), self.context.epoch, plan.filter_by_id)
-        self.current.setdefault(store.id, []).append(view)
+        self.current.setdefault(store.id, []).append(self._view_of_new(store.relation, MemoryRun(hashes, rows)))
         run = self._new_runs.setdefault(store.id, new_run())
         self._being_written.append(self.pen.submit(self._written, store, hashes, rows, run))
 
     def _written(self, store: Store, hashes: U64, rows: pa.Table, run: str) -> SegmentInfo:
         context = self.context
-        origin = Origin((context.epoch, context.epoch), self._sets(store))
+        origin = Origin((context.epoch, context.epoch), self._sets(store.relation))
         with self.timed("append"):
             if not context.compress:
                 how = {"epoch": context.epoch, "tier": 0}
@@ -242,9 +244,13 @@ class Work:
                 out.write(hashes, rows)
             return out.info(epoch=context.epoch, tier=0, run=run, origin=origin)
 
-    def _sets(self, store: Store) -> Sets:
+    def _view_of_new(self, relation: str, run: MemoryRun) -> View:
+        plan = self.context.plan
+        return viewed_now(run, self._sets(relation), self.context.epoch, plan.filter_by_id)
+
+    def _sets(self, relation: str) -> Sets:
         """What is known of the filters that this epoch's rows pass."""
-        source = self.context.plan.input_by_relation[store.relation]
+        source = self.context.plan.input_by_relation[relation]
         ids = tuple(f.id for f in source.filters)
         return Sets(bits=ids) if source.masked else Sets(passed=ids)
 
@@ -277,32 +283,40 @@ class Work:
 
     def drive(self, tree: ProbeTree, table: pa.Table) -> None:
         """Sends new tuples of one relation through its probe tree, as far as this hop goes."""
-        if tree.filter is not None and tree.replays is None:
-            position = self.context.plan.input_by_relation[tree.relation].position(tree.filter)
-            table = take_table(table, np.flatnonzero(tested(table.column, position)))
-        if not table.num_rows:
+        base = self._arrived(tree, table) if tree.replays is None else arrived(table, 1)
+        if not len(base.hashes):
             return
-        base = Partial(table.column(HASH).to_numpy(), (Slot(table),))
         begun, before = time.perf_counter(), sum(writer.rows for writer in self.writers.values())
-        for emit in tree.emits:
-            self.emit(emit, base)
-        self._visit_all(tree.nodes, base)
+        if tree.emits:
+            self.emit(tree.emits, base)
+        self._visit_all(tree.nodes, base, tree.width)
         done = self.driven.setdefault(tree.relation, Driven())
         done.seconds += time.perf_counter() - begun
         done.rows += sum(writer.rows for writer in self.writers.values()) - before
 
-    def continue_from(self, node: Node, slots: int, hop: int, tables: Mapping[int, pa.Table]) -> None:
+    def _arrived(self, tree: ProbeTree, table: pa.Table) -> Partial:
+        """New tuples as the members of a tree see them: those that nobody sees are left out."""
+        base = Partial(table.column(HASH).to_numpy(), (Slot(table),))
+        view = self._view_of_new(tree.relation, MemoryRun(base.hashes, table))
+        sieve = self.prober.sieve(tree.seen, tree.width)
+        if sieve.lets_all(view):
+            return base
+        sets = sieve.of_all(view)
+        seen = np.flatnonzero(sets.any(axis=1))
+        return replace(base, sets=None if sieve.is_one else sets).picked(seen)
+
+    def continue_from(self, node: Node, slots: int, hop: int, tables: Mapping[int, pa.Table], width: int) -> None:
         """Finds the nodes at which tuples of this hop arrive and goes on from there."""
         if node.step.hop == hop and node.id in tables:
-            self._visit_all((node,), arrived(tables[node.id], slots))
+            self._visit_all((node,), arrived(tables[node.id], slots), width)
         for child in node.children:
-            self.continue_from(child, slots + 1, hop, tables)
+            self.continue_from(child, slots + 1, hop, tables, width)
 
-    def _visit_all(self, nodes: tuple[Node, ...], base: Partial) -> None:
+    def _visit_all(self, nodes: tuple[Node, ...], base: Partial, width: int) -> None:
         frame: Frame | None = None
         for node in nodes:
             frame = self.prober.frame(node, base) if frame is None or not node.step.exact else frame
-            self.prober.visit(node, frame)
+            self.prober.visit(node, frame, width)
 
     def replay(self, hashes: HashRange) -> None:
         """Queries that begin with what is there: rows at rest of one of their streams drive once, like new ones.
@@ -315,45 +329,41 @@ class Work:
                 reached("task.replay", self.context.epoch)
 
     def _resting(self, tree: ProbeTree, replay: Replay, hashes: HashRange) -> Iterator[pa.Table]:
-        """Rows of a store that a query sees, in a range of hashes, some at a time, sorted by hash."""
-        plan = self.context.plan
-        store = plan.store_by_id[replay.store]
+        """Rows of a store that a query sees, in a range of hashes, some at a time, sorted by hash, as if travelled."""
+        store = self.context.plan.store_by_id[replay.store]
         low, high = hashes
+        floor = min(seen.floor or 0 for seen in tree.seen)
         views = [
-            view
-            for info in self._own(store.id)
-            if info.max_born >= (replay.floor or 0)
-            if len((view := self._view(info)).hashes)
+            view for info in self._own(store.id) if info.max_born >= floor if len((view := self._view(info)).hashes)
         ]
-        asked = [ARRIVED] if store.ttl_us is not None else []
-        asked += [BORN] if replay.floor is not None else []
-        asked += [filter_column(tree.filter)] if tree.filter is not None else []
-        names = [*(c.name for c in store.columns), *asked]
+        names = [*(c.name for c in store.columns), *([ARRIVED] if store.ttl_us is not None else [])]
         rows = sum(len(view.hashes) for view in views)
         width = sum(view.width * len(view.hashes) for view in views) / max(1, rows)
         parts = max(1, math.ceil(rows * width / max(1, self.inbox_bytes)))
         bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
+        sieve = self.prober.sieve(tree.seen, tree.width)
         for begin, end in pairwise(bounds):
             pieces = []
             for view in views:
                 found, part = view.run.between(begin, end)
                 if len(found):
-                    pieces.append((found, view.table(names, part, len(found))))
+                    table = view.table(names, part, len(found))
+                    keep = self._held(table, store, replay)
+                    sets = sieve.of_slice(view, part, len(found))
+                    for word in range(tree.width):
+                        table = table.append_column(f"{SET}{word}", pa.array(np.ascontiguousarray(sets[:, word])))
+                    some = np.flatnonzero(keep & sets.any(axis=1))
+                    pieces.append((found[some], take_table(table, some)))
             if pieces:
                 run = together(pieces)
-                table = pa.table([pa.array(run.hashes), *run.table.columns], names=[HASH, *names])
-                keep = self._held(table, tree, store, replay)
-                yield table if keep.all() else take_table(table, np.flatnonzero(keep))
+                called = [name if name.startswith(SET) else f"0.{name}" for name in run.table.column_names]
+                yield pa.table([pa.array(run.hashes), *run.table.columns], names=[HASH, *called])
 
-    def _held(self, table: pa.Table, tree: ProbeTree, store: Store, replay: Replay) -> Flags:
+    def _held(self, table: pa.Table, store: Store, replay: Replay) -> Flags:
         """The rows that the query itself would hold."""
         keep = np.ones(table.num_rows, np.bool_)
-        if tree.filter is not None:
-            keep &= table.column(filter_column(tree.filter)).to_numpy()
         if store.ttl_us is not None:
             keep &= table.column(ARRIVED).to_numpy() + store.ttl_us > self.context.clock_us
-        if replay.floor is not None:
-            keep &= table.column(BORN).to_numpy() >= replay.floor
         if replay.above_us is not None and store.time_column is not None:
             times = microseconds(table.column(store.time_column)).fill_null(np.iinfo(np.int64).min)
             keep &= times.to_numpy() > replay.above_us
@@ -364,7 +374,7 @@ class Work:
 
         Segments without a row in the window, or above the floor, are left out.
         """
-        return self.runs_of(step.store, step.sees_current, times, step.floor or 0)
+        return self.runs_of(step.store, step.sees_current, times, step.floor)
 
     def runs_of(self, store: str, sees_current: bool, times: Span = (None, None), floor: int = 0) -> list[View]:
         current = self.current.get(store, []) if sees_current else []
@@ -400,14 +410,14 @@ class Work:
                 continue
             table = tables[wish.edge]
             source = next(i for i in plan.inputs if any(edge.id == wish.edge for edge in i.edges))
-            position = None if wish.filter is None else source.position(wish.filter)
-            keys, tuples = smallest(passing(table, table.column(HASH).to_numpy(), position))
+            view = self._view_of_new(source.relation, MemoryRun(table.column(HASH).to_numpy(), table))
+            keys, tuples = smallest(passing(view, wish.filters))
             if not len(keys):
                 continue
-            asked = [(wish.own, None, False), *wish.stores]
-            stores = [(store, bit) for store, bit, _ in asked]
+            asked = [(wish.own, (), False), *wish.stores]
+            stores = [(store, filters) for store, filters, _ in asked]
             runs = [self.runs_of(store, sees) for store, _, sees in asked]
-            found = sampled(wish.edge, wish.filter, keys, tuples, stores, runs)
+            found = sampled(wish.edge, wish.filters, keys, tuples, stores, runs)
             self.outbox.note(self.task, SampleNote(found))
         _, groups = self.context.groups(self.task)
         # Of runs that another number of tasks has written, only what this task owns.
@@ -429,32 +439,53 @@ class Work:
         if found is None:
             plan = self.context.plan
             of = plan.store_by_id[store]
-            asked = sorted(self._asked_of(store)) + ([BORN] if of.floors else [])
-            names = [*(c.name for c in of.columns), *asked, *([ARRIVED] if of.ttl_us is not None else [])]
+            names = [*(c.name for c in of.columns), *([BORN] if of.floors else [])]
+            names += [ARRIVED] if of.ttl_us is not None else []
+            views = [self._view(info) for info in self._own(store)]
+            filters = Rewritten(self._filters_of(store))
+            sets = filters.together(view.sets for view in views)
             pieces = []
-            for info in self._own(store):
-                view = self._view(info)
+            for view in views:
                 hashes, part = view.run.between(*self._range)
-                pieces.append((hashes, view.table(names, part, len(hashes))))
+                table = view.table(names, part, len(hashes))
+                cells = {name: single(part.column(name)) for name in part.column_names}
+                words = filters.words(sets, view.sets, cells, len(hashes))
+                for name, word in zip(mask_columns(len(sets.bits)), words, strict=True):
+                    table = table.append_column(name, pa.array(word))
+                pieces.append((hashes, table))
             first = min((info.min_born for info in self._own(store)), default=0)
-            found = self._loaded[store] = View(together(pieces), Sets(), first, plan.filter_by_id)
+            found = self._loaded[store] = View(together(pieces), sets, first, plan.filter_by_id)
         return found
-
-    def _asked_of(self, store: str) -> set[str]:
-        """The filters that steps ask rows of a store for."""
-        nodes = [node for tree in self.context.plan.trees for top in tree.nodes for node in top.walk()]
-        return {filter_column(n.step.filter) for n in nodes if n.step.store == store and n.step.filter is not None}
 
     def ship(self, node: Node, table: pa.Table) -> None:
         self.outbox.ship(node.id, table, self.context.tasks)
 
-    def emit(self, emit: Emit, partial: Partial) -> None:
-        writer = self.writers.get(emit.query)
-        if writer is None:
-            writer = self.writers[emit.query] = self._writer(emit.query)
+    def emit(self, emits: Sequence[Emit], partial: Partial) -> None:
+        """Complete tuples go to the results of the queries that they belong to."""
         # Rows are materialised inside the probe's time; take it out so that the parts add up.
         with self.timed("materialise"), self.untimed("probe"):
-            writer.write(emit, partial)
+            dropped: dict[tuple[SlotColumn, ...], list[Emit]] = {}
+            for emit in emits:
+                writer = self.writers.get(emit.query)
+                if writer is None:
+                    writer = self.writers[emit.query] = self._writer(emit.query)
+                if partial.sets is not None and emit.query not in self.context.kept:
+                    dropped.setdefault(emit.columns, []).append(emit)
+                else:
+                    mine = partial.of_member(emit.member)
+                    if len(mine.hashes):
+                        writer.write(emit, mine)
+            for alike in dropped.values():
+                self._count(alike, partial)
+
+    def _count(self, emits: Sequence[Emit], partial: Partial) -> None:
+        """Rows that queries with the same columns drop are materialised once, and counted for each."""
+        assert partial.sets is not None
+        everyone = sum(1 << emit.member for emit in emits)
+        partial.of_members(as_words(everyone, partial.sets.shape[1])).columns(emits[0].columns)
+        rows = members_in(partial.sets)
+        for emit in emits:
+            self.writers[emit.query].rows += int(rows[emit.member])
 
     def _writer(self, name: str) -> ResultWriter | GroupWriter:
         context = self.context

@@ -5,6 +5,9 @@ without a match in any store disappears before a single row is read.  Lists are 
 complete, when tuples must travel, when a condition has to see whole tuples — or after every probe with
 `probe="iterative"`.
 
+Queries that share a tree differ in which rows they see and in what they check.  What decides whether a row is seen
+(filter bits, births, arrivals) is read first, alone; a row that no query sees is not read any further.
+
 Cost: a probe of g keys into a run of r rows is O(g log(r/g)) with reads going forward only.
 """
 
@@ -15,18 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from plait.kernels import U64
-from plait.query.expr import ColumnRef, columns_of
+from plait.kernels import U64, Flags
 from plait.query.observed import EdgeCount
-from plait.query.plan import ARRIVED, BORN, HASH, Emit, Key, Node, Plan, SlotColumn, Step, Store, filter_column
+from plait.query.plan import ARRIVED, HASH, SET, Emit, Key, Node, Plan, Seen, Step, Store
 from plait.runtime.task.frames import Frame, Hits, Matches, Partial, with_matches
-from plait.state.segments.evaluate import holds
+from plait.runtime.task.judge import judged
 from plait.state.segments.keys import hash_key, homogeneous, null_rows, same_keys
 from plait.state.segments.segment import microseconds
+from plait.state.segments.sieve import Sieve, as_words
 from plait.state.segments.view import View
 
 Span = tuple[int | None, int | None]
@@ -63,18 +65,6 @@ def _zone(step: Step, frame: Frame) -> Span:
     return None if lower is None else found["min"] + lower, None if upper is None else found["max"] + upper
 
 
-def _asked(step: Step, store: Store, runs: Sequence[View]) -> tuple[str, ...]:
-    """What decides whether a row of these runs is seen at all, beside its key: of most runs it is known for all."""
-    names: list[str] = []
-    if step.filter is not None and not all(run.passes_all(step.filter) for run in runs):
-        names.append(filter_column(step.filter))
-    if store.ttl_us is not None:
-        names.append(ARRIVED)
-    if step.floor is not None and any(run.min_born < step.floor for run in runs):
-        names.append(BORN)
-    return tuple(names)
-
-
 @dataclass
 class Prober:
     """Walks the probe trees of one hop.  `runs`, `ship` and `emit` are what the task gives it to work with."""
@@ -87,52 +77,86 @@ class Prober:
     now_us: int
     runs: Callable[[Step, Span], Sequence[View]]
     ship: Callable[[Node, pa.Table], None]
-    emit: Callable[[Emit, Partial], None]
+    emit: Callable[[Sequence[Emit], Partial], None]
     counts: dict[int, EdgeCount] = field(default_factory=dict)
+    _sieves: dict[tuple[tuple[Seen, ...], int], Sieve] = field(default_factory=dict)
 
-    def visit(self, node: Node, frame: Frame) -> None:
-        """Probes `node`'s store with the frame's keys and follows the tree from there."""
+    def sieve(self, seen: tuple[Seen, ...], width: int) -> Sieve:
+        """What each member sees, ready to be asked."""
+        return self._sieves.setdefault((seen, width), Sieve(seen, width))
+
+    def visit(self, node: Node, frame: Frame, width: int) -> None:
+        """Probes `node`'s store with the frame's keys and goes on from there; sets of the tree have `width` words."""
+        frame = frame.of_members(as_words(node.members, width))
+        if not len(frame.hashes):
+            return
         count = self.counts.setdefault(node.id, EdgeCount())
         step, store = node.step, self.plan.store_by_id[node.step.store]
         # Opening runs comes before the clock: it is not what a lookup costs.
         runs = self.runs(step, _zone(step, frame))
-        asked = _asked(step, store, runs)
-        matches = self._look_up(node, runs, asked, frame, count)
+        matches = self._look_up(node, runs, frame, count)
         count.lookups += len(frame.hashes)
         frame = with_matches(frame, matches)
         if not len(frame.hashes):
             return
-        if not asked and step.exact:
-            self._go_on(node, frame, count, _Distinct(), _Distinct())
-            return
+        sieve = self.sieve(step.seen, width)
+        unseen = not all(sieve.lets_all(run) for run in runs)
         hit, alive = _Distinct(), _Distinct()
+        if not unseen and store.ttl_us is None and step.exact:
+            self._go_on(node, frame, count, hit, alive, width)
+            return
         for piece in frame.slices(self.budget, 1):
             begun = time.perf_counter_ns()
             *lists, hits = piece.lists
-            visible = hits.filtered(self._visible(step, store, node, asked, piece, hits))
-            piece = with_matches(replace(piece, lists=tuple(lists)), visible)
+            piece = replace(piece, lists=tuple(lists))
+            if unseen or store.ttl_us is not None:
+                hits = self._seen(sieve, store, piece, hits.one_by_one())
+            if not step.exact:
+                hits = hits.kept(self._same_keys(node, store, piece, hits), hits.sets)
+            piece = with_matches(piece, hits)
             count.match_ns += time.perf_counter_ns() - begun
             if len(piece.hashes):
-                self._go_on(node, piece, count, hit, alive)
+                self._go_on(node, piece, count, hit, alive, width)
 
-    def _go_on(self, node: Node, frame: Frame, count: EdgeCount, hit: _Distinct, alive: _Distinct) -> None:
+    def _seen(self, sieve: Sieve, store: Store, frame: Frame, hits: Matches) -> Matches:
+        """Of the rows found, those that some member sees and whose TTL is not over; nothing else of them is read."""
+        assert hits.rows is not None
+        keep = np.ones(len(hits.rows.rows), np.bool_)
+        sets = None if sieve.is_one else np.empty((len(keep), sieve.width), np.uint64)
+        asked = (ARRIVED,) if store.ttl_us is not None else ()
+        for run, places, rows in hits.rows.by_run():
+            assert isinstance(run, View)
+            found, cells = sieve.sifted(run, asked, rows)
+            if store.ttl_us is not None:
+                keep[places] &= cells[ARRIVED].to_numpy() + store.ttl_us > self.now_us
+            if sets is not None:
+                sets[places] = found
+            else:
+                keep[places] &= found.any(axis=1)
+        if sets is not None:
+            if frame.members is not None:
+                sets &= frame.members[hits.owners()]
+            keep &= sets.any(axis=1)
+        return hits.kept(keep, sets)
+
+    def _go_on(self, node: Node, frame: Frame, count: EdgeCount, hit: _Distinct, alive: _Distinct, width: int) -> None:
         """With the keys that found rows, which are the frame's last list."""
         hits = hit.new(frame.hashes)
         count.hits += hits
         count.rows += int(frame.lists[-1].counts.sum())
-        if not node.step.checks and not self.iterative:
+        if not node.step.judges and not self.iterative:
             count.alive += hits
-            self._follow(node, frame, count)
+            self._follow(node, frame, count, width)
             return
         for partial in self._expanded(frame, count):
             begun = time.perf_counter_ns()
-            passing = self._passing(node.step, partial)
+            passing = judged(node.step, node.members, partial, width)
             grouped = self.frame(node, passing)
             count.passed += len(passing.hashes)
             count.alive += alive.new(grouped.hashes)
             count.match_ns += time.perf_counter_ns() - begun
             if len(grouped.hashes):
-                self._follow(node, grouped, count)
+                self._follow(node, grouped, count, width)
 
     def frame(self, node: Node, base: Partial) -> Frame:
         """Groups tuples by the hop's key, unless two different keys fell on one hash."""
@@ -155,23 +179,21 @@ class Prober:
                 count.tuples += len(partial.hashes)
             yield partial
 
-    def _follow(self, node: Node, frame: Frame, count: EdgeCount) -> None:
-        for emit in node.emits:
-            for partial in self._expanded(frame, count):
-                self.emit(emit, partial)
+    def _follow(self, node: Node, frame: Frame, count: EdgeCount, width: int) -> None:
+        """Results that are complete, tuples that travel, then the probes that are made here."""
+        travelling = [child for child in node.children if child.step.hop != node.step.hop]
+        for partial in self._expanded(frame, count) if node.emits or travelling else ():
+            if node.emits:
+                self.emit(node.emits, partial)
+            for child in travelling:
+                begun = time.perf_counter_ns()
+                count.shipped += self._send(child, partial, width)
+                count.ship_ns += time.perf_counter_ns() - begun
         for child in node.children:
             if child.step.hop == node.step.hop:
-                self.visit(child, frame)
-            else:
-                for partial in self._expanded(frame, count):
-                    begun = time.perf_counter_ns()
-                    self._send(child, partial)
-                    count.shipped += len(partial.hashes)
-                    count.ship_ns += time.perf_counter_ns() - begun
+                self.visit(child, frame, width)
 
-    def _look_up(
-        self, node: Node, runs: Sequence[View], asked: tuple[str, ...], frame: Frame, count: EdgeCount
-    ) -> Matches:
+    def _look_up(self, node: Node, runs: Sequence[View], frame: Frame, count: EdgeCount) -> Matches:
         begun = time.perf_counter_ns()
         found: list[Hits] = []
         for run in runs:
@@ -181,43 +203,19 @@ class Prober:
             if len(at):
                 found.append((run, at, low, high))
         slot = len(frame.base.slots) + len(frame.lists)
-        columns = self._columns(node, self.plan.store_by_id[node.step.store], slot)
-        matches = Matches.of(len(frame.hashes), tuple(dict.fromkeys((*columns, *asked))), found)
+        columns = dict.fromkeys(c.column for c in node.reads() if c.slot == slot)
+        if not node.step.exact:
+            columns |= dict.fromkeys(self.plan.store_by_id[node.step.store].key.columns)
+        matches = Matches.of(len(frame.hashes), tuple(columns), found)
         count.lookup_ns += time.perf_counter_ns() - begun
         return matches
 
-    def _columns(self, node: Node, store: Store, slot: int) -> tuple[str, ...]:
-        """What is read of a matching row: what later steps and results use, and the key where it is compared."""
-        names: dict[str, None] = {}
-        for below in node.walk():
-            if not below.step.exact or below.step.hop > node.step.hop:
-                names.update(dict.fromkeys(c.column for c in below.step.key if c.slot == slot))
-            for check in below.step.checks:
-                names.update(dict.fromkeys(r.column for r in columns_of(check) if int(r.alias) == slot))
-            for emit in below.emits:
-                names.update(dict.fromkeys(c.column for c in emit.columns if c.slot == slot))
-        if not node.step.exact:
-            names.update(dict.fromkeys(store.key.columns))
-        return tuple(names)
-
-    def _visible(
-        self, step: Step, store: Store, node: Node, asked: tuple[str, ...], frame: Frame, matches: Matches
-    ) -> npt.NDArray[np.bool_]:
-        """Of the rows whose hash matches: the key is the same, the alias's filter lets it pass, its TTL is not over."""
-        table, _ = matches.read()
-        keep = np.ones(table.num_rows, np.bool_)
-        if step.filter is not None and filter_column(step.filter) in asked:
-            keep &= table.column(filter_column(step.filter)).to_numpy()
-        if store.ttl_us is not None and ARRIVED in asked:
-            keep &= table.column(ARRIVED).to_numpy() + store.ttl_us > self.now_us
-        if step.floor is not None and BORN in asked:
-            keep &= table.column(BORN).to_numpy() >= step.floor
-        if not step.exact:
-            probes, key = self._probe_key(node, frame.base.picked(frame.starts))
-            owners = np.repeat(np.arange(len(matches.counts)), matches.counts)
-            pairs = list(zip(key.columns, store.key.columns, strict=True))
-            keep &= same_keys(probes, owners, table, np.arange(table.num_rows), pairs)
-        return keep
+    def _same_keys(self, node: Node, store: Store, frame: Frame, hits: Matches) -> Flags:
+        """Of the rows whose hash matches, those whose key does."""
+        table, _ = hits.read()
+        probes, key = self._probe_key(node, frame.base.picked(frame.starts))
+        pairs = list(zip(key.columns, store.key.columns, strict=True))
+        return same_keys(probes, hits.owners(), table, np.arange(table.num_rows), pairs)
 
     def _probe_key(self, node: Node, base: Partial) -> tuple[pa.Table, Key]:
         """The looked-up key as columns of the tuples themselves."""
@@ -226,18 +224,12 @@ class Prober:
         arrays = [base.column(ref) for ref in node.step.key]
         return pa.table(arrays, names=list(names)), Key(names, store.key.types, store.key.exact)
 
-    def _passing(self, step: Step, partial: Partial) -> Partial:
-        def column(ref: ColumnRef) -> pa.Array:
-            return partial.column(SlotColumn(int(ref.alias), ref.column))
+    def _send(self, node: Node, partial: Partial, width: int) -> int:
+        """Tuples leave for the owners of the next key, only with columns still needed; returns how many.
 
-        for check in step.checks:
-            keep = np.flatnonzero(holds(check, column).to_numpy(zero_copy_only=False))
-            if len(keep) < len(partial.hashes):
-                partial = partial.picked(keep)
-        return partial
-
-    def _send(self, node: Node, partial: Partial) -> None:
-        """Tuples leave for the owners of the next key: only the columns still needed travel."""
+        Sets travel where tuples may belong to some members only: every task sends them, or none.
+        """
+        partial = partial.of_members(as_words(node.members, width))
         table, key = self._probe_key(node, partial)
         nulls = null_rows(table, key)
         if nulls is not None:
@@ -248,4 +240,10 @@ class Prober:
         needs = node.needs(below=len(partial.slots))
         columns = Partial(hashes, tuple(slot.picked(order) for slot in partial.slots)).columns(needs)
         names = [HASH, *(f"{ref.slot}.{ref.column}" for ref in needs)]
+        if node.words:
+            every = as_words(node.members, width)
+            sets = np.broadcast_to(every, (len(order), width)) if partial.sets is None else partial.sets[order] & every
+            columns += [pa.array(np.ascontiguousarray(word)) for word in sets.T]
+            names += [f"{SET}{word}" for word in range(width)]
         self.ship(node, pa.table([pa.array(hashes[order]), *columns], names=names))
+        return len(order)

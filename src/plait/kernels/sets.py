@@ -1,0 +1,100 @@
+"""Sets of queries that joined tuples belong to (paper 004's query sets): bit loops over words of 64.
+
+Contract.  The sets of n tuples are an array [n, w] of 64-bit words; member m is bit m % 64 of word m // 64.
+
+Cost.  `translated` reads eight table entries of w words for each word of filter bits, whatever the number of filters
+and members; the others touch every word once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.kernels import I64, U8, U64, Flags, frozen, jit
+
+
+def union_of(sets: U64, starts: I64, counts: I64) -> U64:
+    """[g, w]: of each group of neighbouring tuples, `counts[g]` from `starts[g]` on, the members of any.
+
+    >>> union_of(np.array([[1], [2], [4]], np.uint64), np.array([0, 2]), np.array([2, 1])).ravel().tolist()
+    [3, 4]
+    """
+    return _union_of(frozen(sets, np.uint64), frozen(starts, np.int64), frozen(counts, np.int64))
+
+
+def translated(words: I64, table: U64) -> U64:
+    """[n, w]: the union of what `table[byte, value]` says for each byte of the tuples' filter bits, `words[n, f]`.
+
+    >>> table = np.zeros((8, 256, 1), np.uint64); table[0, 3] = 9
+    >>> translated(np.array([[3], [1]]), table).ravel().tolist()
+    [9, 0]
+    """
+    flat = np.ascontiguousarray(words, np.int64).view(np.uint8).reshape(len(words), 8 * words.shape[1])
+    return _translated(frozen(flat, np.uint8), frozen(table, np.uint64))
+
+
+def members_in(sets: U64) -> I64:
+    """[64 w]: how many tuples each member has.
+
+    >>> members_in(np.array([[3], [2]], np.uint64))[:3].tolist()
+    [1, 2, 0]
+    """
+    return _members_in(frozen(sets, np.uint64))
+
+
+def within(sets: U64, members: U64) -> Flags:
+    """Which tuples have one of these members at least.
+
+    >>> within(np.array([[3], [4]], np.uint64), np.array([5], np.uint64)).tolist()
+    [True, True]
+    """
+    return _within(frozen(sets, np.uint64), frozen(members, np.uint64))
+
+
+@jit
+def _union_of(sets: U64, starts: I64, counts: I64) -> U64:
+    out = np.zeros((len(starts), sets.shape[1]), np.uint64)
+    for g in range(len(starts)):
+        for i in range(starts[g], starts[g] + counts[g]):
+            for w in range(sets.shape[1]):
+                out[g, w] |= sets[i, w]
+    return out
+
+
+@jit
+def _translated(flat: U8, table: U64) -> U64:
+    n, bytes_ = flat.shape
+    width = table.shape[2]
+    out = np.zeros((n, width), np.uint64)
+    for i in range(n):
+        for b in range(bytes_):
+            value = flat[i, b]
+            if value:
+                for w in range(width):
+                    out[i, w] |= table[b, value, w]
+    return out
+
+
+@jit
+def _members_in(sets: U64) -> I64:
+    out = np.zeros(64 * sets.shape[1], np.int64)
+    for i in range(sets.shape[0]):
+        for w in range(sets.shape[1]):
+            word = sets[i, w]
+            at = 64 * w
+            while word:
+                out[at] += np.int64(word & np.uint64(1))
+                word = word >> np.uint64(1)
+                at += 1
+    return out
+
+
+@jit
+def _within(sets: U64, members: U64) -> Flags:
+    out = np.zeros(sets.shape[0], np.bool_)
+    for i in range(sets.shape[0]):
+        for w in range(sets.shape[1]):
+            if sets[i, w] & members[w]:
+                out[i] = True
+                break
+    return out
