@@ -108,15 +108,6 @@ def mask_columns(filters: int) -> tuple[str, ...]:
     return tuple(f"{MASK}{word or ''}" for word in range(-(-filters // MASK_BITS)))
 
 
-def filter_column(filter: int) -> str:
-    """The name by which a run is asked whether its rows pass a filter.
-
-    >>> filter_column(7)
-    '#f7'
-    """
-    return f"#f{filter}"
-
-
 @dataclass(frozen=True, slots=True)
 class Filter:
     """What lets rows of a stream into some aliases: a condition, and that they are not late for their queries."""

@@ -1,8 +1,8 @@
 """A run seen as its store is today, whatever its store was when the run was written.
 
-Rows are asked for columns by name.  Beside the columns that the run has, a view knows the births of its rows (BORN),
-whether they pass a filter (`filter_column`), and that they never expire where there was no TTL (ARRIVED).  A column
-that the store got later is NULL: its rows are older than the floor of every query that reads it.
+Rows are asked for columns by name.  Beside the columns that the run has, a view knows the births of its rows (BORN), and
+that they never expire where there was no TTL (ARRIVED).  A column that the store got later is NULL: its rows are older
+than the floor of every query that reads it.  What its rows' filter bits mean is for a sieve to ask (`sieve.py`).
 """
 
 from __future__ import annotations
@@ -56,30 +56,19 @@ class View:
         self.run.announce(rows)
 
     def take(self, names: Sequence[str], rows: I64) -> list[pa.Array]:
-        """Columns of the rows with these numbers; each column of the run is read once."""
+        """Columns of the rows with these numbers."""
         there = self.run.names
-        asked = {name: self.filters[int(name[2:])] for name in names if name.startswith("#f") and name not in there}
         wanted = [name for name in names if name in there]
-        wanted += [name for f in asked.values() for name in self.sets.columns(f, there)]
-        wanted = list(dict.fromkeys(wanted))
         found = dict(zip(wanted, self.run.take(wanted, rows), strict=True))
-        return [self._column(name, asked.get(name), found, len(rows)) for name in names]
+        return [self._column(name, found, len(rows)) for name in names]
 
     def table(self, names: Sequence[str], rows: pa.Table, count: int) -> pa.Table:
         """These columns of a slice of the run with so many rows."""
-        there = frozenset(rows.column_names)
-        asked = {name: self.filters[int(name[2:])] for name in names if name.startswith("#f") and name not in there}
         found = {name: single(rows.column(name)) for name in rows.column_names}
-        columns = [self._column(name, asked.get(name), found, count) for name in names]
+        columns = [self._column(name, found, count) for name in names]
         return pa.table(columns, names=list(names)) if names else pa.table({})
 
-    def passes_all(self, filter: int) -> bool:
-        """Whether every row passes a filter, as far as can be told without reading one."""
-        return self.sets.known(self.filters[filter]) in self.sets.passed
-
-    def _column(self, name: str, asked: Filter | None, found: Mapping[str, pa.Array], rows: int) -> pa.Array:
-        if asked is not None:
-            return pa.array(self.sets.passing(asked, found.__getitem__, rows, found))
+    def _column(self, name: str, found: Mapping[str, pa.Array], rows: int) -> pa.Array:
         if name in found:
             return found[name]
         if name == BORN:
