@@ -32,7 +32,8 @@ from plait.query.plan import (
     key_of,
 )
 from plait.query.relation import Relation
-from plait.share.allocate import Allocation, Wanted, allocate, emitted
+from plait.share.allocate import Allocation, Wanted, allocate
+from plait.share.needs import emitted
 
 
 @dataclass
