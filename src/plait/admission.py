@@ -17,7 +17,7 @@ from plait.catalog.changes import Definition, changed
 from plait.config import KEY_GROUPS, Config
 from plait.query.graph import JoinGraph
 from plait.query.layout import StoreHistory, shown
-from plait.query.plan import Plan, watermark_ms
+from plait.query.plan import IngestEdge, Plan, watermark_ms
 from plait.query.progress import CatalogInForce, OptimiserReport, QueryStatus
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
@@ -179,6 +179,26 @@ def first_looks(now: Admitted, asked: Asked, live: LiveState, policy: str) -> di
 
 def _in_force(now: Admitted, planner: Planner) -> Snapshot:
     return Snapshot(now.catalog, planner.plan, planner.graphs, planner.report())
+
+
+def loaded(now: Admitted, epoch: int) -> dict[str, tuple[IngestEdge, ...]]:
+    """By table that is read with an epoch, the edges on which its rows travel.
+
+    Those to its stores that are new in this epoch, unless they are built from another store, and the one for a new
+    query that reads the table by itself.
+    """
+    layout = now.allocation.layout
+    building = {build.store for build in layout.builds}
+    new: set[str | None] = {s.id for s in layout.stores if s.since == epoch and s.id not in building}
+    begin = {j for q in now.catalog.queries.values() if q.live_since == epoch for j in q.joins}
+    scans = {now.graphs[j].aliases[0].relation for j in begin if len(now.graphs[j].aliases) == 1}
+    found = {}
+    for source in layout.inputs:
+        asked = new | ({None} if source.relation in scans else set())
+        edges = tuple(edge for edge in source.edges if edge.store in asked)
+        if source.table and edges:
+            found[source.relation] = edges
+    return found
 
 
 def _loads(now: Admitted, join: str, epoch: int) -> bool:

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from plait.admission import Admitted
+from plait.admission import Admitted, loaded
 from plait.catalog.catalog import Catalog, QueryEntry
 from plait.errors import CheckpointError, StreamError
 from plait.query.layout import Layout
@@ -26,23 +26,10 @@ from plait.state.log.manifest import Manifest
 
 
 def loads(now: Admitted, frames: Mapping[str, DataFrame], epoch: int) -> dict[int, DataFrame]:
-    """By epoch, the rows of the tables that are read with it.
-
-    A table is read for its stores that are new in this epoch, unless they are built from another store, and for a new
-    query that reads the table by itself.
-    """
-    layout, found = now.allocation.layout, []
-    new = {j for q in now.catalog.queries.values() if q.live_since == epoch for j in q.joins}
-    scans = {now.graphs[j].aliases[0].relation for j in new if len(now.graphs[j].aliases) == 1}
-    for source in sorted(layout.inputs, key=lambda i: i.relation):
-        edges = [
-            e
-            for e in source.edges
-            if (e.store is None and source.relation in scans)
-            or (e.store is not None and layout.store_by_id[e.store].since == epoch)
-        ]
-        if source.table and edges:
-            found.append(bucketised(frames[source.relation], replace(source, edges=tuple(edges))))
+    """By epoch, the rows of the tables that are read with it."""
+    edges = loaded(now, epoch)
+    inputs = now.allocation.layout.input_by_relation
+    found = [bucketised(frames[name], replace(inputs[name], edges=edges[name])) for name in sorted(edges)]
     return {epoch: reduce(DataFrame.union, found)} if found else {}
 
 

@@ -88,11 +88,12 @@ def allocate(
         for name, w in wanted.items()
     }
     floors = _floors(found, wanted, needs)
-    stores = {
-        (need.join, need.alias, need.key.columns): found.use(need, floors[name][need.alias])
-        for name, mine in needs.items()
-        for need in mine
-    }
+    stores: dict[tuple[str, str, tuple[str, ...]], str] = {}
+    for name, mine in needs.items():
+        for alias, floor in floors[name].items():
+            asked = [need for need in mine if need.alias == alias]
+            for need, store in zip(asked, found.use(asked, floor), strict=True):
+                stores[name, alias, need.key.columns] = store
     for relation in relations.values():
         if relation.keep == "all" and relation.name not in tables:
             found.raw(relation, filters[relation.name])

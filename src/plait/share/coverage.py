@@ -8,7 +8,7 @@ Invariant.  `Stores.floor` gives no floor that `Stores.use` cannot serve, by a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plait.query.expr import columns_of
@@ -109,21 +109,37 @@ class Stores:
     def _is_building(self, store: Store) -> bool:
         return any(build.store == store.id for build in self.before.builds)
 
-    def use(self, need: Need, floor: int) -> str:
-        """The store in which an alias with this floor is looked up: one that is there, or a new one."""
+    def use(self, needs: Iterable[Need], floor: int) -> Iterator[str]:
+        """The stores in which an alias with this floor is looked up, by its needs: those that are there, or new ones.
+
+        Either all stores of an alias of a table are loaded in this epoch, or none is: a row that was there by one key
+        and came by another would be old and new at once.
+        """
+        needs = list(needs)
+        fit = [self._fit(need, floor) for need in needs]
+        sources = [self._sources(need, floor) for need in needs]
+        relation = self.relation_of[needs[0].join, needs[0].alias] if needs else ""
+        lacking = any(not here and not built for here, built in zip(fit, sources, strict=True))
+        loads = lacking and relation in self.tables and not needs[0].live
+        for need, here, built in zip(needs, fit, sources, strict=True):
+            if here and not loads:
+                draft = self.drafts.setdefault(here[0].id, Draft(here[0].id, relation, need.key, here[0]))
+            else:
+                draft = self._new(need, relation, floor, () if loads else built)
+            draft.needs.append(need)
+            draft.floors.add(floor)
+            yield draft.id
+
+    def _fit(self, need: Need, floor: int) -> list[Store]:
+        """The stores that are there and serve a need, the best first."""
         relation = self.relation_of[need.join, need.alias]
         there = [s for s in self.before.stores if s.relation == relation and s.key == need.key]
         # The newest that is complete, so that older ones fall out of use; of a table the one whose rows were seen.
         table = relation in self.tables
-        there.sort(key=lambda s: (table and s.id in need.mine, s.since), reverse=True)
-        fit = [s for s in there if self._fits(s, need, floor) and not (need.live and self._is_building(s))]
-        if fit:
-            draft = self.drafts.setdefault(fit[0].id, Draft(fit[0].id, relation, need.key, fit[0]))
-        else:
-            draft = self._new(need, relation, floor)
-        draft.needs.append(need)
-        draft.floors.add(floor)
-        return draft.id
+        there.sort(key=lambda s: (table and s.id in need.mine, s.since, -s.first), reverse=True)
+        # Who lives, or needs nothing of the past, does not wait for a build.
+        waits = not need.live and floor < self.epoch
+        return [s for s in there if self._fits(s, need, floor) and (waits or not self._is_building(s))]
 
     def _fits(self, store: Store, need: Need, floor: int) -> bool:
         if store.relation in self.tables:
@@ -131,18 +147,30 @@ class Stores:
         # It has been kept complete for those who use it since their admission.
         return store.id in need.mine or self.usable(store, need, floor) <= floor
 
-    def _new(self, need: Need, relation: str, floor: int) -> Draft:
+    def _sources(self, need: Need, floor: int) -> list[Store]:
+        """The stores from which one that serves a need can be built."""
+        relation = self.relation_of[need.join, need.alias]
+        there = [s for s in self.before.stores if s.relation == relation and not self._is_building(s)]
+        if floor >= self.epoch:
+            return []
+        if relation in self.tables:
+            return [s for s in there if self.covered(s, need, need.key) <= s.since]
+        return [s for s in there if self.usable(s, need, floor, need.key) <= floor]
+
+    def _new(self, need: Need, relation: str, floor: int, sources: Sequence[Store]) -> Draft:
+        """A store that is added: built from one of the sources, or empty where there is none.
+
+        Needs share one only if it is filled alike for both: otherwise one would wait for, or miss, a past.
+        """
         name = store_id(relation, need.key)
-        new = name if not self.version else f"{name}@{self.version}"
-        if new in self.drafts:
-            return self.drafts[new]
-        sources = [s for s in self.before.stores if s.relation == relation and not self._is_building(s)]
-        fit = [s for s in sources if self.usable(s, need, floor, need.key) <= floor]
-        source = min(fit, key=lambda s: (len(s.columns), s.id), default=None) if floor < self.epoch else None
-        assert source is not None or floor >= self.epoch or relation in self.tables, (
-            f"{name} has no past from {floor} on"
-        )
-        return self.drafts.setdefault(new, Draft(new, relation, need.key, None, source))
+        assert sources or floor >= self.epoch or relation in self.tables, f"{name} has no past from {floor} on"
+        new = [d for d in self.drafts.values() if d.before is None and (d.relation, d.key) == (relation, need.key)]
+        for draft in new:
+            if draft.source in sources if draft.source is not None else not sources:
+                return draft
+        id = (name if not self.version else f"{name}@{self.version}") + (f".{len(new)}" if new else "")
+        source = min(sources, key=lambda s: (len(s.columns), s.id), default=None)
+        return self.drafts.setdefault(id, Draft(id, relation, need.key, None, source))
 
     def raw(self, relation: Relation, filters: tuple[Filter, ...]) -> None:
         """The store of all rows of a stream, as they are."""
