@@ -223,7 +223,7 @@ class Engine:
         wait_us = self._final_us(name, read.residual) if mode == "append" and read.residual is not None else 0
         made = RegisteredQuery(id, name, sql, read, mode, since)
         if read.residual is not None:
-            made.answer = Answer(id, read.residual, mode, Keep(), wait_us)
+            made.answer = Answer(id, read.residual, mode, Keep(), wait_us, partial(self._desk.complete_us, id))
             _warn_of_recomputation(name, read.residual)
         self._queries[name] = made
         self._dropped.discard(name)
@@ -287,7 +287,7 @@ class Engine:
         self._live = self.checkpoint.log.live()
         if self._live.legacy or (self._catalog.version < 0 and self.checkpoint.catalog() is not None):
             self._upgrade(asked)
-        now = admitted(self._catalog, asked, self._live)
+        now = admitted(self._catalog, asked, self._live, watermark_policy(self.spark))
         if self._catalog.version < 0 and not can_change_streams(self.checkpoint, self.spark):
             positions = tuple(sorted(name for name in self._relations if name not in self._tables))
             now = Admitted(replace(now.catalog, positions=positions), now.allocation, now.graphs)

@@ -296,19 +296,23 @@ def test_a_join_of_tables_gives_all_its_rows_once_whatever_stores_are_there(tmp_
 
 
 def test_a_table_that_is_built_by_another_key_is_not_loaded_as_well(tmp_path: Path) -> None:
-    shop = Shop(tmp_path, loads={f"t{i}": rows((i, 1, 1, 1, 0)) for i in (1, 2, 3)})
+    shop = Shop(tmp_path, loads={f"t{i}": rows((i, 1, 1, 1, 0)) for i in (1, 2)})
     pairs = {
-        "p": (join("a.k = b.k", of=[("a", "t1"), ("b", "t2")], out="a.id b.id b.k b.j"), "now"),
-        "q": (join("a.j = b.j", of=[("a", "s"), ("b", "t3")]), "now"),
+        "p": (join("a.k = b.k", of=[("a", "s"), ("b", "t1")], out="a.id a.k b.id b.k b.j"), "now"),
+        "q": (join("a.k = b.k", of=[("a", "s"), ("b", "u")]), "now"),
     }
     shop.start(**pairs)
-    assert shop.run(s=rows((9, 1, 1, 1, 0))) == {"p": [(1, 2, 1, 1)], "q": [(9, 3)]}
-    chain = join("a.k = b.k", "b.j = c.j", of=[("a", "t1"), ("b", "t2"), ("c", "t3")], out="a.id b.id c.id")
-    catalog = shop.start(**pairs, chain=(chain, "now"))
-    assert [(build.store, build.source) for build in catalog.layout.builds] == [("t2[j]@1", "t2[k]")]
-    assert loaded(shop.admission.now, 1) == {}
+    assert shop.run(s=rows((9, 1, 1, 1, 0))) == {"p": [(9, 1, 1, 1, 1)]}
+    chain = join("a.k = b.k", "b.j = c.j", of=[("a", "s"), ("b", "t1"), ("c", "t2")], out="a.id b.id c.id")
+    catalog = shop.start(**pairs, chain=(chain, "state"))
+    assert [(build.store, build.source) for build in catalog.layout.builds] == [("t1[j]@1", "t1[k]")]
+    assert list(loaded(shop.admission.now, 1)) == ["t2"]
     found = [row for _ in range(3) for row in shop.run().get("chain", [])]
-    assert found == [(1, 2, 3)]
+    assert found == [(9, 1, 2)]
     assert shop.engine is not None
-    assert [info.rows for info in shop.engine.live.segments["t2[j]@1"]] == [1]
+    assert [info.rows for info in shop.engine.live.segments["t1[j]@1"]] == [1]
+    # Without a past it does not wait, and the table is read.
+    catalog = shop.start(**pairs, other=(chain, "new"))
+    assert catalog.queries["other"].live_since == 4
+    assert shop.run(s=rows((10, 1, 1, 1, 0)))["other"] == [(10, 1, 2)]
     shop.close()

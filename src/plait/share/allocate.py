@@ -89,10 +89,18 @@ def allocate(
     }
     floors = _floors(found, wanted, needs)
     stores: dict[tuple[str, str, tuple[str, ...]], str] = {}
+    # Who lives does not wait for a build, nor who has no past: rows that come meanwhile would be lost to a query that
+    # reads a stream by itself.
+    past = {
+        w.query
+        for name, w in wanted.items()
+        if any(floors[name][a.name] < epoch for a in w.graph.aliases if a.relation not in tables)
+    }
     for name, mine in needs.items():
+        waits = wanted[name].query in past and not wanted[name].live
         for alias, floor in floors[name].items():
             asked = [need for need in mine if need.alias == alias]
-            for need, store in zip(asked, found.use(asked, floor), strict=True):
+            for need, store in zip(asked, found.use(asked, floor, waits), strict=True):
                 stores[name, alias, need.key.columns] = store
     for relation in relations.values():
         if relation.keep == "all" and relation.name not in tables:

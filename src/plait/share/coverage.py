@@ -109,15 +109,16 @@ class Stores:
     def _is_building(self, store: Store) -> bool:
         return any(build.store == store.id for build in self.before.builds)
 
-    def use(self, needs: Iterable[Need], floor: int) -> Iterator[str]:
+    def use(self, needs: Iterable[Need], floor: int, waits: bool) -> Iterator[str]:
         """The stores in which an alias with this floor is looked up, by its needs: those that are there, or new ones.
 
+        A query that does not wait uses no store that has to be built first; of a table, one that is loaded instead.
         Either all stores of an alias of a table are loaded in this epoch, or none is: a row that was there by one key
         and came by another would be old and new at once.
         """
         needs = list(needs)
-        fit = [self._fit(need, floor) for need in needs]
-        sources = [self._sources(need, floor) for need in needs]
+        fit = [self._fit(need, floor, waits) for need in needs]
+        sources = [self._sources(need, floor) if waits else [] for need in needs]
         relation = self.relation_of[needs[0].join, needs[0].alias] if needs else ""
         lacking = any(not here and not built for here, built in zip(fit, sources, strict=True))
         loads = lacking and relation in self.tables and not needs[0].live
@@ -130,15 +131,14 @@ class Stores:
             draft.floors.add(floor)
             yield draft.id
 
-    def _fit(self, need: Need, floor: int) -> list[Store]:
+    def _fit(self, need: Need, floor: int, waits: bool) -> list[Store]:
         """The stores that are there and serve a need, the best first."""
         relation = self.relation_of[need.join, need.alias]
         there = [s for s in self.before.stores if s.relation == relation and s.key == need.key]
         # The newest that is complete, so that older ones fall out of use; of a table the one whose rows were seen.
         table = relation in self.tables
         there.sort(key=lambda s: (table and s.id in need.mine, s.since, -s.first), reverse=True)
-        # Who lives, or needs nothing of the past, does not wait for a build.
-        waits = not need.live and floor < self.epoch
+        waits = waits and floor < self.epoch
         return [s for s in there if self._fits(s, need, floor) and (waits or not self._is_building(s))]
 
     def _fits(self, store: Store, need: Need, floor: int) -> bool:
