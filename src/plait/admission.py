@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plait.catalog.catalog import Catalog
+from plait.catalog.catalog import Catalog, QueryEntry
 from plait.catalog.changes import Definition, changed
 from plait.config import KEY_GROUPS, Config
 from plait.query.graph import JoinGraph
 from plait.query.layout import StoreHistory, shown
-from plait.query.plan import Plan, watermark_ms
+from plait.query.plan import IngestEdge, Plan, watermark_ms
 from plait.query.progress import CatalogInForce, OptimiserReport, QueryStatus
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.planner import Planner
-from plait.share.retention import keep_us, with_ttls
+from plait.share.retention import complete_us, keep_us, with_ttls
 from plait.share.steps import FirstLook
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
@@ -59,7 +59,7 @@ class Admitted:
         return {name: graph for name, graph in self.graphs.items() if name in live}
 
 
-def admitted(before: Catalog, asked: Asked, live: LiveState) -> Admitted:
+def admitted(before: Catalog, asked: Asked, live: LiveState, policy: str = "min") -> Admitted:
     """What the next epoch runs with; the same version if nothing changes."""
     epoch = live.epoch + 1
     catalog = changed(
@@ -72,10 +72,10 @@ def admitted(before: Catalog, asked: Asked, live: LiveState) -> Admitted:
         epoch=epoch,
         on_missing=asked.on_missing,
     )
-    return _allocated(before, catalog, asked, live)
+    return _allocated(before, catalog, asked, live, policy)
 
 
-def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState) -> Admitted:
+def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState, policy: str) -> Admitted:
     """Stores for all queries of a catalog; those that wait for nothing any more become live."""
     epoch = live.epoch + 1
     graphs: dict[str, JoinGraph] = {}
@@ -107,14 +107,17 @@ def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState)
         since = entry.live_since if entry.live_since is not None else None if waits else epoch
         floors = {join: dict(allocation.floors[join]) for join in entry.joins}
         stores = {join: _stores_of(allocation, join) for join in entry.joins}
-        catalog = catalog.with_query(replace(entry, floors=floors, live_since=since, stores=stores))
+        begun = replace(entry, floors=floors, live_since=since, stores=stores)
+        if entry.live_since is None and since is not None:
+            begun = replace(begun, complete_us=_complete_us(begun, allocation, asked, live, policy))
+        catalog = catalog.with_query(begun)
     catalog = catalog.with_layout(allocation.layout)
     if catalog != before:
         catalog = replace(catalog, version=before.version + 1)
     return Admitted(catalog, allocation, graphs)
 
 
-def _completed(now: Admitted, asked: Asked, done: set[str], epoch: int) -> Admitted:
+def _completed(now: Admitted, asked: Asked, done: set[str], live: LiveState, policy: str) -> Admitted:
     """Some builds are complete: those who waited for them only are live.
 
     Stores and edges stay: the sources of a run go on cutting the buckets that they cut when it started.
@@ -131,10 +134,38 @@ def _completed(now: Admitted, asked: Asked, done: set[str], epoch: int) -> Admit
             for join in entry.joins
         )
         if entry.live_since is None and not used & building and not scans:
-            catalog = catalog.with_query(replace(entry, live_since=epoch))
+            lacks = _complete_us(entry, allocation, asked, live, policy)
+            catalog = catalog.with_query(replace(entry, live_since=live.epoch + 1, complete_us=lacks))
     catalog = replace(catalog.with_layout(layout), version=catalog.version + 1)
     waiting = frozenset(j for q in catalog.queries.values() if q.live_since is None for j in q.joins)
     return Admitted(catalog, replace(allocation, layout=layout, waiting=waiting), now.graphs)
+
+
+def _complete_us(entry: QueryEntry, allocation: Allocation, asked: Asked, live: LiveState, policy: str) -> int | None:
+    """The event time at or before which groups lack rows, of an aggregate that begins with what is there.
+
+    Rows are gone that its windows would have let go by now, and those that were born before a floor, or before a TTL:
+    of these nobody knows more than that they are no younger than the youngest of their stream.
+    """
+    definition = asked.definitions[entry.name]
+    if definition.closing is None or entry.since != "state":
+        return None
+    join, name = definition.closing
+    graph = definition.graphs[join]
+    relations = with_ttls({j: g for d in asked.definitions.values() for j, g in d.graphs.items()}, asked.relations)
+    at = watermark_ms(allocation.marks[join], live.marks_ms, policy)
+    missing: dict[str, int] = {}
+    for alias, kept_us in keep_us(graph, relations).items():
+        relation = relations[graph.alias(alias).relation]
+        if relation.name in asked.tables:
+            continue
+        gone = [at * 1000 - kept_us] if at is not None and kept_us is not None else []
+        if entry.floors[join][alias] > 0 or relation.ttl_us is not None:
+            marks = [ms for key, ms in live.marks_ms.items() if key.rpartition(":")[0] == relation.name]
+            gone += [(ms + (relation.delay_ms or 0) + 1) * 1000 for ms in marks]
+        if gone:
+            missing[alias] = max(gone)
+    return complete_us(graph, name, missing)
 
 
 def _stores_of(allocation: Allocation, join: str) -> dict[str, list[str]]:
@@ -179,6 +210,26 @@ def first_looks(now: Admitted, asked: Asked, live: LiveState, policy: str) -> di
 
 def _in_force(now: Admitted, planner: Planner) -> Snapshot:
     return Snapshot(now.catalog, planner.plan, planner.graphs, planner.report())
+
+
+def loaded(now: Admitted, epoch: int) -> dict[str, tuple[IngestEdge, ...]]:
+    """By table that is read with an epoch, the edges on which its rows travel.
+
+    Those to its stores that are new in this epoch, unless they are built from another store, and the one for a new
+    query that reads the table by itself.
+    """
+    layout = now.allocation.layout
+    building = {build.store for build in layout.builds}
+    new: set[str | None] = {s.id for s in layout.stores if s.since == epoch and s.id not in building}
+    begin = {j for q in now.catalog.queries.values() if q.live_since == epoch for j in q.joins}
+    scans = {now.graphs[j].aliases[0].relation for j in begin if len(now.graphs[j].aliases) == 1}
+    found = {}
+    for source in layout.inputs:
+        asked = new | ({None} if source.relation in scans else set())
+        edges = tuple(edge for edge in source.edges if edge.store in asked)
+        if source.table and edges:
+            found[source.relation] = edges
+    return found
 
 
 def _loads(now: Admitted, join: str, epoch: int) -> bool:
@@ -264,7 +315,7 @@ class Admission:
             if self.planner is not None:
                 self.in_force = _in_force(self.now, self.planner)
             return None
-        now = _completed(self.now, self.asked, done, live.epoch + 1)
+        now = _completed(self.now, self.asked, done, live, self.policy)
         self.checkpoint.check_fence()
         self._put(self.now.catalog, now.catalog)
         return self._run_with(now, live, None if self.planner is None else self.planner.knowledge())

@@ -14,27 +14,26 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.admission import Admission, Admitted, Asked, Snapshot, admitted
-from plait.catalog.catalog import Catalog, QueryEntry
+from plait.catalog.catalog import Catalog
 from plait.catalog.changes import refuse_another_text, same_text
 from plait.catalog.settings import meaning, refuse_changed_meaning
 from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
-from plait.errors import CheckpointError, QueryError, RecomputationWarning, StreamError
+from plait.errors import QueryError, RecomputationWarning, StreamError
 from plait.explain import explain, explain_stages
 from plait.queries import Desk, QueryHandle, RegisteredQuery, watermark_policy
 from plait.query.graph import JoinGraph
-from plait.query.layout import Layout
 from plait.query.plan import Plan
 from plait.query.relation import Relation
 from plait.run import Run, guarded
 from plait.runtime.answers.answer import Answer, LiveResults, Sources
 from plait.runtime.answers.answer import output_mode as choose_mode
 from plait.runtime.answers.result_reader import ResultRows
-from plait.runtime.driver.deliver import catch_up, deliver_joined
+from plait.runtime.driver.deliver import catch_up
 from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
 from plait.runtime.driver.epoch import refuse_gap
-from plait.runtime.driver.sinks import Keep, Sink, make_sink
-from plait.runtime.driver.source_log import can_change_streams, choose_sources, refuse_fixed
+from plait.runtime.driver.sinks import Keep, Sink
+from plait.runtime.driver.source_log import can_change_streams, choose_sources
 from plait.runtime.driver.stopping import Stopping
 from plait.runtime.driver.verified import forget_verified, verified_dir
 from plait.runtime.spark.failures import translated
@@ -43,9 +42,10 @@ from plait.runtime.task.bucketise import bucketised
 from plait.share.retention import final_us, with_ttls
 from plait.sql.answer.residual import Residual, only_aggregate
 from plait.sql.catalyst.read_query import ReadQuery, read_query, relation_of, table_of
+from plait.starting import deliver_to_old_sinks, loads, refuse_other_positions, triggered
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
-from plait.state.log.manifest import LiveState, Manifest, modernised
+from plait.state.log.manifest import LiveState, modernised
 
 KEEP = ("used", "all")
 SINCE = ("now", "state", "new")
@@ -223,7 +223,7 @@ class Engine:
         wait_us = self._final_us(name, read.residual) if mode == "append" and read.residual is not None else 0
         made = RegisteredQuery(id, name, sql, read, mode, since)
         if read.residual is not None:
-            made.answer = Answer(id, read.residual, mode, Keep(), wait_us)
+            made.answer = Answer(id, read.residual, mode, Keep(), wait_us, partial(self._desk.complete_us, id))
             _warn_of_recomputation(name, read.residual)
         self._queries[name] = made
         self._dropped.discard(name)
@@ -287,7 +287,7 @@ class Engine:
         self._live = self.checkpoint.log.live()
         if self._live.legacy or (self._catalog.version < 0 and self.checkpoint.catalog() is not None):
             self._upgrade(asked)
-        now = admitted(self._catalog, asked, self._live)
+        now = admitted(self._catalog, asked, self._live, watermark_policy(self.spark))
         if self._catalog.version < 0 and not can_change_streams(self.checkpoint, self.spark):
             positions = tuple(sorted(name for name in self._relations if name not in self._tables))
             now = Admitted(replace(now.catalog, positions=positions), now.allocation, now.graphs)
@@ -331,12 +331,12 @@ class Engine:
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             changes=admission,
             sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, sinks, admission.policy)),
-            tables=self._loads(admission.now, epoch),
+            tables=loads(admission.now, self._frames, epoch),
         )
         now = InForce(self._live, plan, rows, admission.catalog_in_force, planner.samples)
         driver = Driver(services, now, Feedback(planner, progress=deque(maxlen=self.config.history)))
         positions = admission.now.catalog.positions
-        self._refuse_other_positions(positions, layout)
+        refuse_other_positions(self.checkpoint, self.spark, positions, layout, self._frames)
         # Where Spark's checkpoint knows sources by position, it must not depend on the order of registration.
         streams = [i for i in inputs if not i.table and (positions is None or i.relation in positions)]
         sources = choose_sources(self.checkpoint, self.spark, {i.relation: self._frames[i.relation] for i in streams})
@@ -347,15 +347,8 @@ class Engine:
             .option("checkpointLocation", f"file://{spark_dir}" if self.checkpoint.files.local else spark_dir)
             .foreachBatch(partial(guarded, driver, stopping := Stopping()))
         )
-        if available_now:
-            writer = writer.trigger(availableNow=True)
-        elif every is not None:
-            try:
-                writer = writer.trigger(processingTime=every)
-            except PySparkException as error:
-                cause = f"every={every!r} is not a time between epochs"
-                raise StreamError("TRIGGER", cause, 'write, for example, "1 second"') from error
-        self._deliver_to_old_sinks(driver, admission.now.catalog)
+        writer = triggered(writer, available_now, every)
+        deliver_to_old_sinks(driver, self._catalog, admission.now.catalog, self._relations, self._frames)
         forget_origins(self.spark)
         try:
             if self._catalog.version == 0 and catalogs.newest(self.checkpoint.files) is None:
@@ -381,58 +374,6 @@ class Engine:
 
     def _answers(self) -> dict[str, Answer]:
         return {query.id: query.answer for query in self._queries.values() if query.answer is not None}
-
-    def _loads(self, now: Admitted, epoch: int) -> dict[int, DataFrame]:
-        """The tables of which a store is new in this epoch, or that a new query reads by itself."""
-        layout, frames = now.allocation.layout, []
-        new = {j for q in now.catalog.queries.values() if q.live_since == epoch for j in q.joins}
-        scans = {now.graphs[j].aliases[0].relation for j in new if len(now.graphs[j].aliases) == 1}
-        for source in sorted(layout.inputs, key=lambda i: i.relation):
-            edges = [
-                e
-                for e in source.edges
-                if (e.store is None and source.relation in scans)
-                or (e.store is not None and layout.store_by_id[e.store].since == epoch)
-            ]
-            if source.table and edges:
-                frames.append(bucketised(self._frames[source.relation], replace(source, edges=tuple(edges))))
-        return {epoch: reduce(DataFrame.union, frames)} if frames else {}
-
-    def _refuse_other_positions(self, positions: tuple[str, ...] | None, layout: Layout) -> None:
-        """Where Spark knows sources by position, queries can read the streams that were there at the beginning."""
-        used = {i.relation for i in layout.inputs if i.edges and not i.table}
-        if positions is not None and not used <= set(positions):
-            refuse_fixed(self.checkpoint, self.spark, positions, {*positions, *used})
-        if positions is not None and not set(positions) <= set(self._frames):
-            refuse_fixed(self.checkpoint, self.spark, positions, set(positions) & set(self._frames))
-
-    def _deliver_to_old_sinks(self, driver: Driver, catalog: Catalog) -> None:
-        """Rows of the last epoch that have not reached the sink of a query which ends now."""
-        last = self.checkpoint.log.last()
-        manifest = None if last is None else self.checkpoint.log.read(last)
-        living = {entry.id for entry in catalog.queries.values()}
-        for entry in self._catalog.queries.values():
-            kind = None if entry.sink is None else entry.sink["kind"]
-            if manifest is None or entry.id in living or kind in (None, "noop", "memory", "console"):
-                continue
-            if entry.id in self.checkpoint.log.receipt(manifest.epoch) or entry.live_since is None:
-                continue
-            if entry.live_since > manifest.epoch:
-                continue
-            self._deliver_once(driver, entry, manifest)
-
-    def _deliver_once(self, driver: Driver, entry: QueryEntry, manifest: Manifest) -> None:
-        if entry.sink is None or entry.sink["kind"] != "parquet" or entry.joins != (entry.id,):
-            raise CheckpointError(
-                "SINK_UNSERVED",
-                f"rows of epoch {manifest.epoch} have not reached the sink of query {entry.name!r}, which ends now",
-                "start once more with its old text and sink; then drop or replace it",
-            )
-        sink = make_sink("parquet", entry.name, _no_rows, entry.sink["options"], self.config.sync)
-        schemas = {stream: df.schema for stream, df in self._frames.items()}
-        read = read_query(self.spark, self._relations, schemas, entry.id, entry.sql)
-        assert entry.id in read.graphs
-        deliver_joined(driver, manifest, entry.id, sink, tuple((o.name, o.type) for o in read.graphs[entry.id].outputs))
 
     def close(self) -> None:
         """Stops the run, if any, and lets the checkpoint go."""
@@ -512,7 +453,3 @@ def _warn_of_recomputation(name: str, residual: Residual) -> None:
         RecomputationWarning,
         stacklevel=3,
     )
-
-
-def _no_rows() -> DataFrame:
-    raise AssertionError("a parquet sink copies files")

@@ -19,6 +19,7 @@ from plait.runtime.answers.answer import Answer, LiveResults
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.sinks import Keep, Sink, make_sink, refuse_appending
+from plait.sql.answer.residual import only_aggregate
 from plait.sql.catalyst.read_query import ReadQuery
 from plait.state.log.checkpoint import Checkpoint
 
@@ -64,6 +65,8 @@ class RegisteredQuery:
     def definition(self) -> Definition:
         """What admission must know of it."""
         residual = self.read.residual
+        aggregate = None if residual is None or self.mode != "append" else only_aggregate(residual.root)
+        closing = None if aggregate is None else aggregate.closing
         return Definition(
             id=self.id,
             name=self.name,
@@ -73,6 +76,7 @@ class RegisteredQuery:
             since=self.since,
             one_floor=residual is not None and len(residual.sources) > 1,
             sink=self.described,
+            closing=None if aggregate is None or closing is None else (aggregate.name, closing.alias),
         )
 
     def use(self, sink: Sink, kind: str, options: Mapping[str, Any]) -> None:
@@ -110,6 +114,10 @@ class Desk:
         """A query as the catalog has it, once the engine has started with it."""
         found = self.catalog().queries.get(name)
         return found if found is not None and found.id == self.registered(name).id else None
+
+    def complete_us(self, id: str) -> int | None:
+        """The event time at or before which groups of a query lack rows that were gone when it began."""
+        return next((q.complete_us for q in self.catalog().queries.values() if q.id == id), None)
 
 
 class QueryHandle:

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from plait.config import Config
 from plait.engine import Engine
 from plait.query.expr import Expr
-from plait.query.plan import NEEDED, Input, Plan, mask_columns
+from plait.query.plan import NEEDED, IngestEdge, Input, Plan, mask_columns
 from plait.query.progress import CatalogInForce
 from plait.runtime.answers.answer import LiveResults, Sources
 from plait.runtime.answers.result_reader import ResultRows
@@ -237,12 +237,17 @@ class LocalEngine:
         """The progress reports kept, oldest first, in their public form."""
         return [report.json for report in self.driver.feedback.progress]
 
-    def run(self, arrivals: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """One epoch with these new rows per stream; the rows it adds per query.  A stream left out is idle."""
+    def run(
+        self, arrivals: Mapping[str, pa.Table], edges: Mapping[str, tuple[IngestEdge, ...]] | None = None
+    ) -> dict[str, pa.Table]:
+        """One epoch with these new rows per stream; the rows it adds per query.  A stream left out is idle.
+
+        Rows travel on all edges of their stream, or on those in `edges`, as a table's do (`admission.loaded`).
+        """
         epoch = Epoch(self.live.epoch + 1, cast(DataFrame, None), self.driver)
         begun = time.perf_counter()
         prepare(epoch)
-        epoch.account = self._join(epoch, arrivals)
+        epoch.account = self._join(epoch, arrivals, edges or {})
         merge_results(epoch)
         commit(epoch)
         deliver(epoch)
@@ -267,13 +272,16 @@ class LocalEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _join(self, epoch: Epoch, arrivals: Mapping[str, pa.Table]) -> Collected:
+    def _join(
+        self, epoch: Epoch, arrivals: Mapping[str, pa.Table], edges: Mapping[str, tuple[IngestEdge, ...]]
+    ) -> Collected:
         """`epoch.join` with a loop for a job."""
         task = epoch.task
         assert task is not None
         parameters = EpochParameters.from_property(self._context.properties[PROPERTY])
         rows: list[pa.RecordBatch] = []
         for source in task.plan.inputs:
+            source = replace(source, edges=edges.get(source.relation, source.edges))
             if source.relation in arrivals and source.edges:
                 selected = self._selected(source, arrivals[source.relation])
                 for part in self._parts(selected):

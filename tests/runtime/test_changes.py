@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from plait.admission import Admission, Asked, admitted
+from plait.admission import Admission, Asked, admitted, loaded
 from plait.catalog.catalog import Catalog
 from plait.catalog.changes import Definition
 from plait.config import Config
@@ -25,6 +28,7 @@ from plait.testing import Clock, LocalEngine
 COLUMNS = (("id", "bigint"), ("k", "int"), ("j", "int"), ("f", "int"), ("ts", "timestamp"))
 BEGIN = dt.datetime(2033, 5, 18, tzinfo=dt.UTC)
 STREAMS = (("a", "s"), ("b", "u"))
+WIDE = "a.id a.k a.j b.id b.k b.j"
 
 
 def more_than(number: int) -> Call:
@@ -70,11 +74,19 @@ class Shop:
     """One checkpoint that is started again and again with other queries."""
 
     def __init__(
-        self, path: Path, timed: bool = False, keep: str = "used", tables: frozenset[str] = frozenset()
+        self,
+        path: Path,
+        timed: bool = False,
+        keep: str = "used",
+        tables: frozenset[str] = frozenset(),
+        loads: Mapping[str, pa.Table] | None = None,
     ) -> None:
-        self.path, self.tables, self.clock = path, tables, Clock()
+        self.path, self.tables, self.clock = path, tables | frozenset(loads or {}), Clock()
+        self.loads = dict(loads or {})
+        """Rows of tables, which are read when the engine would read them."""
         how: dict[str, Any] = {"time_column": "ts", "delay_ms": 0} if timed else {}
         self.relations = {name: Relation(name, COLUMNS, keep=keep, **how) for name in ("s", "u")}
+        self.relations |= {name: Relation(name, COLUMNS) for name in self.loads}
         self.engine: LocalEngine | None = None
 
     def start(self, **queries: tuple[JoinGraph, str]) -> Catalog:
@@ -105,7 +117,8 @@ class Shop:
         """One epoch; the new rows of the queries that have some, by name."""
         assert self.engine is not None
         self.clock.advance(1)
-        found = self.engine.run(arrivals)
+        edges = loaded(self.admission.now, self.engine.live.epoch + 1) if self.loads else {}
+        found = self.engine.run({**arrivals, **{name: self.loads[name] for name in edges}}, edges)
         return {
             name.partition("@")[0]: sorted(tuple(row.values()) for row in table.to_pylist())
             for name, table in found.items()
@@ -204,3 +217,102 @@ def test_after_all_queries_are_dropped_nothing_is_left(shop: Shop) -> None:
     shop.run()
     assert shop.engine is not None
     assert shop.engine.live.segments == {}
+
+
+@pytest.mark.parametrize("first", [("new", "old"), ("old", "new")])
+def test_a_query_that_needs_no_past_does_not_wait_for_that_of_another(shop: Shop, first: tuple[str, str]) -> None:
+    wide = join("a.k = b.k", out=WIDE)
+    shop.start(wide=(wide, "now"))
+    shop.run(s=rows((1, 1, 1, 1, 0)), u=rows((50, 1, 1, 1, 0)))
+    since = {"new": "new", "old": "now"}
+    asked = {name: (join("a.k = b.k", "a.j = b.j"), since[name]) for name in first}
+    catalog = shop.start(wide=(wide, "now"), **asked)
+    assert catalog.queries["new"].live_since == 1
+    assert catalog.queries["new"].floors == {"new@1": {"a": 1, "b": 1}}
+    assert catalog.queries["old"].status == "building"
+    shop.run(s=rows((2, 1, 1, 1, 0)))
+    assert shop.run(u=rows((51, 1, 1, 1, 0)))["new"] == [(2, 51)]
+    # The other has all its past: rows of before it was there as well.
+    assert shop.run(u=rows((52, 1, 1, 1, 0)))["old"] == [(1, 52), (2, 52)]
+
+
+def test_a_query_that_needs_no_past_does_not_wait_for_a_build_that_is_going_on(shop: Shop) -> None:
+    wide, both = join("a.k = b.k", out=WIDE), join("a.k = b.k", "a.j = b.j")
+    shop.start(wide=(wide, "now"))
+    shop.run(s=rows((1, 1, 1, 1, 0)), u=rows((50, 1, 1, 1, 0)))
+    assert shop.start(wide=(wide, "now"), old=(both, "now")).queries["old"].status == "building"
+    catalog = shop.start(wide=(wide, "now"), old=(both, "now"), new=(both, "new"))
+    assert catalog.queries["new"].live_since == 1
+    assert shop.run(s=rows((2, 1, 1, 1, 0)), u=rows((51, 1, 1, 1, 0)))["new"] == [(2, 51)]
+
+
+def naive(graph: JoinGraph, tables: Mapping[str, pa.Table]) -> Counter[tuple[Any, ...]]:
+    """The join, by trying all combinations."""
+    names = [a.name for a in graph.aliases]
+    found: Counter[tuple[Any, ...]] = Counter()
+    for combination in product(*(tables[a.relation].to_pylist() for a in graph.aliases)):
+        row = dict(zip(names, combination, strict=True))
+        if all(row[e.left.alias][e.left.column] == row[e.right.alias][e.right.column] for e in graph.equalities):
+            sources = [o.source for o in graph.outputs if o.source is not None]
+            found[tuple(row[ref.alias][ref.column] for ref in sources)] += 1
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_join_of_tables_gives_all_its_rows_once_whatever_stores_are_there(tmp_path: Path, seed: int) -> None:
+    choose = random.Random(seed)
+    numbers = count(1)
+
+    def some() -> pa.Table:
+        return rows(*((next(numbers), choose.randrange(3), choose.randrange(3), 1, 0) for _ in range(5)))
+
+    def over_tables() -> JoinGraph:
+        names = choose.sample(["x", "y", "z"], choose.choice((2, 3)))
+        of = [(name, choose.choice(["t1", "t2", "t3"])) for name in names]
+        sides = [f"{choose.choice(names[:i])}.{{0}} = {name}.{{0}}" for i, name in enumerate(names) if i]
+        outputs = [f"{name}.{column}" for name in names for column in ("id", *choose.sample(["k", "j"], 1))]
+        return join(*(side.format(choose.choice("kj")) for side in sides), of=of, out=" ".join(outputs))
+
+    def with_a_stream() -> JoinGraph:
+        table, column = choose.choice(["t1", "t2", "t3"]), choose.choice("kj")
+        return join(f"a.{column} = b.{column}", of=[("a", "s"), ("b", table)])
+
+    shop = Shop(tmp_path, loads={name: some() for name in ("t1", "t2", "t3")})
+    made: dict[str, tuple[JoinGraph, str]] = {"s0": (with_a_stream(), "now")}
+    found: dict[str, Counter[tuple[Any, ...]]] = {}
+    try:
+        for start in range(4):
+            shop.start(**made)
+            for _ in range(choose.randint(2, 3)):
+                for name, some_rows in shop.run(s=some()).items():
+                    found.setdefault(name, Counter()).update(some_rows)
+            for name, (graph, _) in made.items():
+                if name.startswith("t"):
+                    assert found.get(name, Counter()) == naive(graph, shop.loads), (start, name, str(graph))
+            made[f"s{start + 1}"] = with_a_stream(), "now"
+            made[f"t{start}"] = over_tables(), choose.choice(["now", "state", "new"])
+    finally:
+        shop.close()
+
+
+def test_a_table_that_is_built_by_another_key_is_not_loaded_as_well(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, loads={f"t{i}": rows((i, 1, 1, 1, 0)) for i in (1, 2)})
+    pairs = {
+        "p": (join("a.k = b.k", of=[("a", "s"), ("b", "t1")], out="a.id a.k b.id b.k b.j"), "now"),
+        "q": (join("a.k = b.k", of=[("a", "s"), ("b", "u")]), "now"),
+    }
+    shop.start(**pairs)
+    assert shop.run(s=rows((9, 1, 1, 1, 0))) == {"p": [(9, 1, 1, 1, 1)]}
+    chain = join("a.k = b.k", "b.j = c.j", of=[("a", "s"), ("b", "t1"), ("c", "t2")], out="a.id b.id c.id")
+    catalog = shop.start(**pairs, chain=(chain, "state"))
+    assert [(build.store, build.source) for build in catalog.layout.builds] == [("t1[j]@1", "t1[k]")]
+    assert list(loaded(shop.admission.now, 1)) == ["t2"]
+    found = [row for _ in range(3) for row in shop.run().get("chain", [])]
+    assert found == [(9, 1, 2)]
+    assert shop.engine is not None
+    assert [info.rows for info in shop.engine.live.segments["t1[j]@1"]] == [1]
+    # Without a past it does not wait, and the table is read.
+    catalog = shop.start(**pairs, other=(chain, "new"))
+    assert catalog.queries["other"].live_since == 4
+    assert shop.run(s=rows((10, 1, 1, 1, 0)))["other"] == [(10, 1, 2)]
+    shop.close()

@@ -15,7 +15,8 @@ from plait.query.graph import JoinGraph
 from plait.query.layout import Layout
 from plait.query.plan import Node, Plan, store_id
 from plait.query.relation import Relation
-from plait.share.allocate import MOST_ERAS, Wanted, allocate
+from plait.share.allocate import Wanted, allocate
+from plait.share.lay_out import MOST_ERAS
 from plait.share.probe_trees import build_plan
 from tests.random_joins import Case, cases, random_orders
 from tests.share.streams import joined, streams

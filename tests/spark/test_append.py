@@ -162,6 +162,39 @@ def test_oracle_groups_are_handed_over_once_when_they_are_final(spark: SparkSess
         assert sum(bool(rows) for rows in parts.values()) > 3, "they came one after the other"
 
 
+def test_a_group_that_lacks_rows_which_were_gone_when_its_query_began_is_not_handed_over(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    shop = Shop(spark, tmp_path)
+    base = f"SELECT o.k, o.g, o.ts AS at, p.v, p.ts FROM o JOIN p ON {PAID}"
+    shop.arrive(5)
+    marks: list[int | None] = [None]
+
+    def run(engine: plait.Engine) -> None:
+        engine.query("base", base)
+        marks.extend(progress["watermarks"]["base"] for progress in run_epochs(engine))
+
+    with shop.engine() as engine:
+        run(engine)
+    begun = marks[-1]
+    assert begun is not None
+    shop.arrive(5)
+    with shop.engine() as engine:
+        query = engine.query("joined", SPARK["joined"], "append", since="state")
+        query.foreach_batch(shop.keeper("joined"))
+        run(engine)
+        assert query.floors == {"o": 0, "p": 0}
+        given = Counter(row for rows in shop.delivered["joined"].values() for row in rows)
+        assert Counter(rows_of(query.results().toArrow())) == given
+    shop.watermarks["joined"] = marks
+    assert marks[-1] is not None
+    # A payment at or before the watermark has been let go: only orders after it are sure to have all of theirs.
+    closed = {row for row in shop.expected("joined") if row[0] + FINAL_US["joined"] <= marks[-1] * 1000}
+    assert given == Counter(row for row in closed if row[0] - 5 * MINUTE_US > begun * 1000)
+    assert given
+    assert len(given) < len({row for row in closed if row[0] > begun * 1000}), "some groups were begun"
+
+
 def test_groups_that_are_never_final_have_no_append_mode(spark: SparkSession, tmp_path: Path) -> None:
     shop = Shop(spark, tmp_path)
     window = "window(o.ts, '5 minutes')"

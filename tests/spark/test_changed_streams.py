@@ -190,6 +190,39 @@ def test_a_table_is_added_and_all_its_rows_are_there(changing: Changing) -> None
         assert {store.relation for store in engine.plan.stores} == {"a", "b"}
 
 
+def test_a_join_of_tables_only_beside_a_stream_gives_all_its_rows_whatever_stores_are_there(changing: Changing) -> None:
+    started(changing).arrive()
+    numbers = range(7)
+    tables = {
+        "t1": pa.table({"k": pa.array(numbers, pa.int64()), "x": [f"x{i}" for i in numbers]}),
+        "t2": pa.table({"k": pa.array(numbers, pa.int64()), "j": pa.array([i % 3 for i in numbers], pa.int64())}),
+        "t3": pa.table({"j": pa.array(range(3), pa.int64()), "y": [f"y{i}" for i in range(3)]}),
+    }
+    pairs = "SELECT a.v, t2.k, t2.j FROM a JOIN t2 ON a.k = t2.k"
+    chain = "SELECT t1.k, t1.x, t3.y FROM t1 JOIN t2 ON t1.k = t2.k JOIN t3 ON t2.j = t3.j"
+    beside = f"SELECT a.v, c.x, c.y FROM a LEFT JOIN ({chain}) c ON a.k = c.k"
+
+    def define(engine: plait.Engine) -> None:
+        for name, rows in tables.items():
+            engine.table(name, changing.spark.createDataFrame(rows))
+        engine.query("q", BASE)
+        engine.query("pairs", pairs)
+
+    with changing.engine() as engine:
+        define(engine)
+        changing.run(engine)
+    changing.arrive().arrive().arrive()
+    with changing.engine() as engine:
+        define(engine)
+        with pytest.warns(plait.RecomputationWarning):
+            both = engine.query("beside", beside, since="state")
+        assert changing.run(engine) == [3, 4, 5]
+        # It reads a stream by itself, and so cannot wait until a store of t2 is filled from the one that is there.
+        assert both.live_since == both.floors["a"] == 3
+        rows = {"a": changing.table("a", both.floors["a"]), **tables}
+        assert found(both) == batch_join(rows, beside)
+
+
 def test_a_table_that_was_dropped_comes_back_with_other_rows(changing: Changing) -> None:
     started(changing)
     sql = "SELECT a.v, n.name FROM a JOIN n ON n.k = a.k"

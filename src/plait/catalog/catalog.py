@@ -79,6 +79,8 @@ class QueryEntry:
     stores: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
     """By join and alias: the stores that it may be looked up in."""
     origin: str = PROGRAM
+    complete_us: int | None = None
+    """Of an aggregate by event time that began with rows at rest: groups that begin at or before this lack some."""
 
     @property
     def status(self) -> str:

@@ -34,6 +34,8 @@ class Definition:
     """None is `now`, or, for queries that need the same past in all their streams, `new`."""
     one_floor: bool
     sink: Mapping[str, Any] | None
+    closing: tuple[str, str] | None = None
+    """In append mode of an aggregate: the join and alias whose event time ends its groups."""
 
     @property
     def digest(self) -> str:

@@ -35,7 +35,8 @@ from plait.query.plan import (
     Zone,
 )
 from plait.query.relation import Relation
-from plait.share.allocate import Allocation, Wanted, allocate, emitted
+from plait.share.allocate import Allocation, Wanted, allocate
+from plait.share.needs import emitted
 from plait.share.steps import FirstLook, Judgement, Place, rank
 from plait.share.structure import Group, groups_of
 

@@ -58,6 +58,17 @@ def final_us(graph: JoinGraph, relations: Mapping[str, Relation], name: str, tab
     return None if reach is None else max(0, reach)
 
 
+def complete_us(graph: JoinGraph, name: str, missing_us: Mapping[str, int]) -> int | None:
+    """The event time of an alias above which no result lacks a row; None if none does.
+
+    `missing_us` says for each alias up to which event time rows of it may be gone.  A result with
+    time(name) > missing(x) + d(name, x) has a row of x above missing(x).  Where nothing says how much older a partner
+    may be, no result would ever be known to be complete: that alias is left out.
+    """
+    bounds = upper_bounds(graph)
+    return max((gone + bounds[name, x] for x, gone in missing_us.items() if (name, x) in bounds), default=None)
+
+
 def _reach(
     graph: JoinGraph, relations: Mapping[str, Relation], bounds: Bounds, alias: Alias, coming: Iterable[Alias]
 ) -> int | None:

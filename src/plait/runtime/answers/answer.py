@@ -15,7 +15,7 @@ and anti joins told here (`semi_join.py`); per source one more in every eighth e
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
@@ -162,20 +162,26 @@ class Answer:
     sink: Sink
     final_us: int = 0
     """In append mode: by how much the watermark has to be past the end of a group, for it to be final."""
+    complete_us: Callable[[], int | None] = lambda: None
+    """In append mode: groups that begin at or before this event time lack rows, and are not handed over."""
 
     def frame(self, rows: ResultRows, live: LiveResults) -> DataFrame:
         """The whole answer; in append mode, as far as it is final."""
         if self.mode == "append":
-            return self.residual.answer(Closed(self.residual, rows, live, self.final_us, None))
+            return self._final(rows, live, None)
         return self.residual.answer(Committed(self.residual, rows, live))
 
     def delivered(self, rows: ResultRows, live: LiveResults) -> DataFrame:
         """What the sink gets after an epoch: all, the groups that have changed, or those that have become final."""
         if self.mode == "append":
-            return self.residual.answer(Closed(self.residual, rows, live, self.final_us, live.before_ms))
+            return self._final(rows, live, live.before_ms)
         if self.mode == "update":
             return self.residual.answer(Changed(self.residual, rows, live))
         return self.frame(rows, live)
+
+    def _final(self, rows: ResultRows, live: LiveResults, since_ms: Mapping[str, int] | None) -> DataFrame:
+        closed = Closed(self.residual, rows, live, self.final_us, self.complete_us(), since_ms)
+        return self.residual.answer(closed)
 
 
 @dataclass(frozen=True)
@@ -296,6 +302,7 @@ class Closed(Committed):
     """Of maintained aggregates, the groups that no row can come to any more."""
 
     final_us: int
+    complete_us: int | None
     since_ms: Mapping[str, int] | None
     """Only those that were not closed when the watermark was made of these."""
 
@@ -307,10 +314,13 @@ class Closed(Committed):
         groups, now = super().merged(source, narrowing), watermark_ms(marks, self.live.marks_ms, self.live.policy)
         now = self.live.of_all[1] if now is None else now
         end = groups[source.maintained.keys[source.closing.key]]
-        closed_us = F.unix_micros(end if source.closing.field is None else end[source.closing.field]) + self.final_us
+        window = source.closing.field is not None
+        closed_us = F.unix_micros(end[source.closing.field] if window else end) + self.final_us
         if now is None:
             return groups.where(F.lit(False))
         groups = groups.where(closed_us <= now * 1000)
+        if self.complete_us is not None:
+            groups = groups.where(F.unix_micros(end["start"] if window else end) > self.complete_us)
         before = None
         if self.since_ms is not None and source.name not in self.live.begun:
             before = watermark_ms(marks, self.since_ms, self.live.policy)
