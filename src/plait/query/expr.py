@@ -15,7 +15,7 @@ which Spark evaluates it.
                                    one an integer, the other a double; floordiv rounds down
     addday subday days             addday(d, n) is n days after d; days(d, e) is d − e
     concat concatws                concatws(s, x, y) leaves NULLs out and puts s between
-    cast                           without loss, but for integers that become the nearest double; or to a string
+    cast                           without loss, but for integers that become the nearest float; or to a string
     unscaled                       all digits of a decimal as an integer
 """
 

@@ -45,6 +45,6 @@ def _failed(query: str, name: str, error: pa.ArrowInvalid) -> QueryError:
     return QueryError(
         _CODES.get(str(error), "ARITHMETIC_OVERFLOW"),
         f"column {name!r} of query {query!r} cannot be computed for a joined row: {error}",
-        "the epoch is not committed; correct the rows, or engine.replace the query by one that can take them (try_add, "
-        "try_divide, CASE …), or set spark.sql.ansi.enabled to false for a new checkpoint",
+        "the epoch is not committed; correct the rows, or engine.replace the query by one that can take them (CASE, "
+        "nullif, a wider type)",
     )

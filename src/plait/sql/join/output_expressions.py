@@ -89,8 +89,8 @@ def _call(node: Node, args: tuple[Expr, ...]) -> Expr | None:
     if name in _EPOCHS:
         return _since_1970(args[0], _EPOCHS[name]) if args[0].type == "timestamp" else None
     if name in _DAYS:
-        fits = [arg.type for arg in args] == (["date", "date"] if name == "DateDiff" else ["date", "int"])
-        return Call(_DAYS[name], args, node.type) if fits else None
+        second = ("date",) if name == "DateDiff" else ("tinyint", "smallint", "int")
+        return Call(_DAYS[name], args, node.type) if args[0].type == "date" and args[1].type in second else None
     if name == "Cast":
         return _cast(node, args[0])
     return _number(node, args)
@@ -127,7 +127,7 @@ def _mode(node: Node) -> str | None:
 
 def _cast(node: Node, value: Expr) -> Expr | None:
     source, target = value.type, node.type
-    exact = widens(source, target) or (target == "double" and (source in INTEGRAL or source == "float"))
+    exact = widens(source, target) or (source in INTEGRAL and target in _FLOATS) or (source, target) == _FLOATS
     printed = target == "string" and source in (*INTEGRAL, "boolean", "string")
     if exact or printed or widens_decimal(node) or (source == "boolean" and target in INTEGRAL):
         return Call("cast", (value,), target)

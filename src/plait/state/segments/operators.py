@@ -162,7 +162,7 @@ def _floor_divided(_call: Call, value: Value, by: pa.Scalar) -> Value:
 
 def _cast(call: Call, value: Value) -> Value:
     kind = inner_type(call.type)
-    # Numbers beyond 2**53 become the nearest double, as Spark's do; nothing else that is translated loses digits.
+    # Large integers become the nearest float or double, as Spark's do; nothing else that is translated loses digits.
     return value.cast(kind, safe=not pa.types.is_floating(kind))
 
 
@@ -172,16 +172,19 @@ def _unscaled(_call: Call, value: Value) -> Value:
 
 
 def _days(function: Callable[..., Value], call: Call, *args: Value) -> Value:
-    days = [arg.cast(pa.int32()) if pa.types.is_date32(arg.type) else arg for arg in args]
-    return function(*days).cast(inner_type(call.type))
+    return function(*(arg.cast(pa.int32()) for arg in args)).cast(inner_type(call.type))
 
 
 def _concat(_call: Call, *args: Value) -> Value:
     return pc.binary_join_element_wise(*args, "", null_handling="emit_null")
 
 
-def _concat_ws(_call: Call, separator: Value, *args: Value) -> Value:
-    return pc.binary_join_element_wise(*args, separator, null_handling="skip")
+def _concat_ws(call: Call, separator: Value, *args: Value) -> Value:
+    """Arrow's own way of leaving NULLs out loses rows that have nothing else (pyarrow 26)."""
+    found = args[0]
+    for arg in args[1:]:
+        found = pc.coalesce(_concat(call, found, separator, arg), found, arg)
+    return pc.if_else(pc.is_null(separator), pa.scalar(None, found.type), pc.coalesce(found, ""))
 
 
 def _plain(function: Callable[..., Value]) -> Callable[..., Value]:
