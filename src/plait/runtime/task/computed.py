@@ -18,8 +18,6 @@ from plait.query.plan import Emit, SlotColumn
 from plait.runtime.task.frames import Partial
 from plait.state.segments.evaluate import values
 
-_CODES = {"divide by zero": "DIVIDE_BY_ZERO", "remainder by zero": "REMAINDER_BY_ZERO"}
-
 
 def result_columns(query: str, emit: Emit, partial: Partial, names: Sequence[str]) -> list[pa.Array]:
     """The columns of a chunk of results; `names` are what they are called."""
@@ -42,9 +40,13 @@ def result_columns(query: str, emit: Emit, partial: Partial, names: Sequence[str
 
 def _failed(query: str, name: str, error: pa.ArrowInvalid) -> QueryError:
     """Under the name that Spark has for the same error."""
-    return QueryError(
-        _CODES.get(str(error), "ARITHMETIC_OVERFLOW"),
-        f"column {name!r} of query {query!r} cannot be computed for a joined row: {error}",
+    cause = f"column {name!r} of query {query!r} cannot be computed for a joined row: {error}"
+    remedy = (
         "the epoch is not committed; correct the rows, or engine.replace the query by one that can take them (CASE, "
-        "nullif, a wider type)",
+        "nullif, a wider type)"
     )
+    if str(error) == "divide by zero":
+        return QueryError("DIVIDE_BY_ZERO", cause, remedy)
+    if str(error) == "remainder by zero":
+        return QueryError("REMAINDER_BY_ZERO", cause, remedy)
+    return QueryError("ARITHMETIC_OVERFLOW", cause, remedy)
