@@ -170,8 +170,12 @@ def _graph_text(graph: JoinGraph) -> Iterator[str]:
     for condition in graph.conditions:
         yield f"  condition {condition.sql}" + ("" if condition.expr is not None else "  (evaluated by Spark)")
     for output in graph.outputs:
-        source = str(output.source) if output.source is not None else f"{output.sql}  (evaluated by Spark)"
+        source = str(output.source) if output.source is not None else f"{output.sql}  ({_evaluated_by(graph)})"
         yield f"  output {output.name}: {source}"
+
+
+def _evaluated_by(graph: JoinGraph) -> str:
+    return "computed by the join's tasks" if graph.computes_outputs else "evaluated by Spark"
 
 
 def _store_text(plan: Plan, store: Store) -> str:

@@ -139,7 +139,8 @@ def describe(graph: JoinGraph) -> str:
         refs = ", ".join(map(str, condition.refs))
         lines.append(f"check {condition.expr}" if condition.expr else f"spark {condition.sql} of {refs}")
     for o in graph.outputs:
-        origin = str(o.source) if o.source else f"spark {o.sql} of {', '.join(map(str, o.refs))}"
+        refs = ", ".join(map(str, o.refs))
+        origin = str(o.source) if o.source else f"task {o.expr}" if o.expr else f"spark {o.sql} of {refs}"
         lines.append(f"out {o.name} {o.type} = {origin}")
     return "\n".join(lines)
 

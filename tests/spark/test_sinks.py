@@ -56,12 +56,13 @@ def test_every_sink_gets_every_epoch_once_and_recognises_it_when_it_comes_again(
 
     def start() -> tuple[plait.Engine, dict[str, plait.QueryHandle], list[dict[str, object]]]:
         engine = engine_on(spark, tmp_path, streams)
-        names = ("kept", "black_hole", "shown", "remembered", "written", "called", "computed")
-        handles = {name: engine.query(name, JOIN) for name in names[:-1]}
-        # Spark finishes this one; its sink wants no rows, and gets none.
+        names = ("kept", "black_hole", "shown", "remembered", "written", "called")
+        handles = {name: engine.query(name, JOIN) for name in names}
+        # Tasks compute the first of these, and Spark finishes the second; their sinks want no rows, and get none.
         handles["computed"] = engine.query("computed", JOIN.replace("a.id AS x", "a.id + b.id AS x"))
-        handles["black_hole"].sink("noop")
-        handles["computed"].sink("noop")
+        handles["finished"] = engine.query("finished", JOIN.replace("a.id AS x", "length(concat(a.id, b.id)) AS x"))
+        for name in ("black_hole", "computed", "finished"):
+            handles[name].sink("noop")
         handles["shown"].sink("console", rows=1)
         handles["remembered"].sink("memory")
         handles["written"].sink("parquet", path=str(target))
@@ -77,7 +78,7 @@ def test_every_sink_gets_every_epoch_once_and_recognises_it_when_it_comes_again(
         assert calls[1][1] == bag([])
         for name in ("kept", "remembered", "written"):
             assert bag(handles[name].results().collect()) == everything, name
-        for name in ("black_hole", "shown", "called", "computed"):
+        for name in ("black_hole", "shown", "called", "computed", "finished"):
             with pytest.raises(plait.QueryError, match="RESULTS_NOT_KEPT"):
                 handles[name].results()
         assert bag(spark.table("remembered").collect()) == everything

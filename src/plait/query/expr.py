@@ -2,11 +2,21 @@
 
 Anything Catalyst can say but these nodes cannot stays SQL text and is left to Spark (`sql/answer/residual.py`).
 The meaning of every operator is Spark's: NaN equals NaN and is greater than all, NULL in gives NULL out,
-`<=>` is null-safe, integer arithmetic that overflows is an error.
+`<=>` is null-safe, integer arithmetic that overflows is an error.  What can fail is evaluated only for the rows for
+which Spark evaluates it.
 
-Operators: `=  <=>  <  <=  >  >=  and  or  not  isnull  isnotnull  +  -  *  shift  cast  unscaled  case`
-(`shift(t, n)` adds n microseconds to a timestamp; `unscaled(d)` is all digits of a decimal as an integer;
-`case(c1, v1, c2, v2, …, e)` is the value of the first condition that holds, else e; all its values are computed).
+    = <=> < <= > >= in             in(x, y, z) is x = y OR x = z
+    and or not isnull isnotnull isnan
+    case coalesce greatest least   case(c1, v1, c2, v2, …, e) is the value of the first condition that holds, else e
+    + - * neg abs                  fail where integers overflow; followed by % (`+%`, `neg%`) they wrap around
+    / div mod                      fail where the divisor is zero; followed by ? (`/?`, `div?`) they are NULL there
+    & | ^ ~                        bits of integers
+    shift micros seconds floordiv  shift(t, n) is n microseconds after t; micros(t) and seconds(t) are since 1970, the
+                                   one an integer, the other a double; floordiv rounds down
+    addday subday days             addday(d, n) is n days after d; days(d, e) is d − e
+    concat concatws                concatws(s, x, y) leaves NULLs out and puts s between
+    cast                           without loss, but for integers that become the nearest float; or to a string
+    unscaled                       all digits of a decimal as an integer
 """
 
 from __future__ import annotations

@@ -96,13 +96,19 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output column: a physical column (`source`), or SQL over several aliases that Spark evaluates."""
+    """One output column: a physical column (`source`), or SQL over joined rows.
+
+    `expr` is set when a join task can compute it from the streams' own columns (`refs`) and its value, and the rows on
+    which it fails, are exactly Spark's; otherwise Spark evaluates `sql`.  What it means is what `sql` means: the digest
+    of a query does not hold it.
+    """
 
     name: str
     type: str
     source: ColumnRef | None
     sql: str
     refs: tuple[ColumnRef, ...]
+    expr: Expr | None = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +233,14 @@ class JoinGraph:
     @cached_property
     def needs_spark_after(self) -> bool:
         """Whether conditions or outputs are left that only Spark can evaluate, on the joined rows."""
-        return any(c.expr is None for c in self.conditions) or any(o.source is None for o in self.outputs)
+        return any(c.expr is None for c in self.conditions) or any(
+            o.source is None and o.expr is None for o in self.outputs
+        )
+
+    @property
+    def computes_outputs(self) -> bool:
+        """Whether join tasks compute outputs from the columns that they join."""
+        return not self.needs_spark_after and any(o.expr is not None for o in self.outputs)
 
     def required(self, alias: str) -> frozenset[str]:
         """Columns of an alias that a result can never have NULL: its keys and window bounds."""

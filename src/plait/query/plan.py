@@ -304,10 +304,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A complete result of `query`: its columns, by slot, in the order of `QueryPlan.columns`."""
+    """A complete result of `query`: the columns that are read of it, by slot.
+
+    They are `QueryPlan.columns`, in that order, unless `values` says how these are computed from them.
+    """
 
     query: str
     columns: tuple[SlotColumn, ...]
+    values: tuple[Expr, ...] = ()
+    """One expression per column of the result, over slots; empty where nothing is computed."""
     member: int = 0
     """The tuple is one of the query if its set has this bit."""
 

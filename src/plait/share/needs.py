@@ -73,8 +73,8 @@ def needs_of(
 
 
 def emitted(graph: JoinGraph) -> tuple[ColumnRef, ...]:
-    """What leaves the join: the outputs themselves, or all that Spark needs to finish the query."""
-    if not graph.needs_spark_after:
+    """What is read of joined rows: the outputs themselves, or all that tasks or Spark compute them from."""
+    if not graph.needs_spark_after and not graph.computes_outputs:
         return tuple(o.source for o in graph.outputs if o.source is not None)
     late = [ref for c in graph.conditions if c.expr is None for ref in c.refs]
     return tuple(dict.fromkeys([ref for o in graph.outputs for ref in o.refs] + late))

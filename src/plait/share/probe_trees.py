@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.order.orders import Orders
-from plait.query.expr import Expr
+from plait.query.expr import ColumnRef, Expr, rename
 from plait.query.graph import Alias, JoinGraph
 from plait.query.layout import Layout
 from plait.query.plan import (
@@ -216,7 +216,13 @@ def _emit(name: str, graph: JoinGraph, slots: list[str], base: Layout) -> Emit:
     columns = emitted(graph)
     there = {i.relation: set(i.travelling) for i in base.inputs}
     assert all(ref.column in there[graph.alias(ref.alias).relation] for ref in columns), "the layout lacks a column"
-    return Emit(name, tuple(SlotColumn(slots.index(ref.alias), ref.column) for ref in columns))
+    names = {alias: str(slot) for slot, alias in enumerate(slots)}
+    made = [o.source or o.expr for o in graph.outputs] if graph.computes_outputs else []
+    return Emit(
+        name,
+        tuple(SlotColumn(slots.index(ref.alias), ref.column) for ref in columns),
+        tuple(rename(expr, names) for expr in made if expr is not None),
+    )
 
 
 def _query_plan(
@@ -230,7 +236,7 @@ def _query_plan(
     output = tuple((o.name, o.type) for o in graph.outputs)
     after = graph.needs_spark_after
     columns = tuple((str(ref), ref.type) for ref in emitted(graph)) if after else output
-    names = {ref: name for ref, (name, _) in zip(emitted(graph), columns, strict=True)}
+    assert graph.grouping is None or not graph.computes_outputs, "groups are made of columns"
     return QueryPlan(
         name=name,
         sql=graph.sql,
@@ -241,11 +247,15 @@ def _query_plan(
         orders=tuple(sorted(orders.items())),
         nodes=tuple((driver, tuple(branch.id for branch in paths[driver])) for driver in sorted(orders)),
         relations=tuple((a.name, a.relation) for a in graph.aliases),
-        grouping=None if graph.grouping is None else graph.grouping.over(names),
+        grouping=None if graph.grouping is None else graph.grouping.over(_names(graph, columns)),
         stores=tuple((a, key, store) for (join, a, key), store in base.stores.items() if join == name),
         filters=tuple((a.name, filters[name, a.name]) for a in graph.aliases),
         marks=base.marks[name],
     )
+
+
+def _names(graph: JoinGraph, columns: tuple[tuple[str, str], ...]) -> dict[ColumnRef, str]:
+    return {ref: name for ref, (name, _) in zip(emitted(graph), columns, strict=True)}
 
 
 def _new_filter(base: Allocation, name: str, alias: Alias) -> int | None:

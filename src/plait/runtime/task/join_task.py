@@ -32,13 +32,13 @@ from plait.query.plan import (
     Plan,
     ProbeTree,
     Replay,
-    SlotColumn,
     Step,
     Store,
     mask_columns,
 )
 from plait.runtime.faults import reached
 from plait.runtime.task.bucketise import cuts
+from plait.runtime.task.computed import result_columns
 from plait.runtime.task.exchange import Inbox, Outbox
 from plait.runtime.task.frames import Frame, Partial, Slot, arrived
 from plait.runtime.task.group_writer import GroupWriter
@@ -464,13 +464,13 @@ class Work:
         """Complete tuples go to the results of the queries that they belong to."""
         # Rows are materialised inside the probe's time; take it out so that the parts add up.
         with self.timed("materialise"), self.untimed("probe"):
-            dropped: dict[tuple[SlotColumn, ...], list[Emit]] = {}
+            dropped: dict[tuple[object, ...], list[Emit]] = {}
             for emit in emits:
                 writer = self.writers.get(emit.query)
                 if writer is None:
                     writer = self.writers[emit.query] = self._writer(emit.query)
                 if partial.sets is not None and emit.query not in self.context.kept:
-                    dropped.setdefault(emit.columns, []).append(emit)
+                    dropped.setdefault((emit.columns, emit.values), []).append(emit)
                 else:
                     mine = partial.of_member(emit.member)
                     if len(mine.hashes):
@@ -481,8 +481,10 @@ class Work:
     def _count(self, emits: Sequence[Emit], partial: Partial) -> None:
         """Rows that queries with the same columns drop are materialised once, and counted for each."""
         assert partial.sets is not None
-        everyone = sum(1 << emit.member for emit in emits)
-        partial.of_members(as_words(everyone, partial.sets.shape[1])).columns(emits[0].columns)
+        everyone = as_words(sum(1 << emit.member for emit in emits), partial.sets.shape[1])
+        first = emits[0]
+        names = [name for name, _ in self.context.plan.query_by_name[first.query].columns]
+        result_columns(first.query, first, partial.of_members(everyone), names)
         rows = members_in(partial.sets)
         for emit in emits:
             self.writers[emit.query].rows += int(rows[emit.member])

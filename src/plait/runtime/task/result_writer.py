@@ -18,6 +18,7 @@ import xxhash
 
 from plait.errors import StorageError
 from plait.query.plan import Emit
+from plait.runtime.task.computed import result_columns
 from plait.runtime.task.frames import Partial
 from plait.state.files.remote import RemoteFiles
 from plait.state.files.segment_home import scratch_dir
@@ -88,8 +89,11 @@ class ResultWriter:
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, emit: Emit, partial: Partial) -> None:
-        """Materialises a chunk of results; with nowhere to go the rows end here (the papers' black hole)."""
-        self.add(pa.table(partial.columns(emit.columns), names=list(self.columns)))
+        """Materialises a chunk of results; with nowhere to go the rows end here (the papers' black hole).
+
+        They are computed all the same: whether a query fails must not depend on its sink.
+        """
+        self.add(pa.table(result_columns(self.query, emit, partial, self.columns), names=list(self.columns)))
 
     def add(self, batch: pa.Table) -> None:
         """More rows, in the query's columns."""

@@ -110,9 +110,17 @@ class _Reading:
         return _distinct([self.written.get(leaf.id, str(leaf.stream)) for leaf in join.leaves])
 
     def graph(
-        self, join: MultiwayJoin, outputs: tuple[str, ...], ttls: Mapping[str, int], above: Maintained | None = None
+        self,
+        join: MultiwayJoin,
+        outputs: tuple[str, ...],
+        ttls: Mapping[str, int],
+        above: Maintained | None = None,
+        is_answer: bool = False,
     ) -> JoinGraph:
-        """The join graph of a multi-way join of streams, with the aggregate above it if tasks can make it."""
+        """The join graph of a multi-way join of streams, with the aggregate above it if tasks can make it.
+
+        `is_answer`: its rows are the answer, which nothing else is made of.
+        """
         names = self.names(join)
         columns = tuple(leaf.columns.names for leaf in join.leaves)
         draft = Draft(
@@ -124,6 +132,7 @@ class _Reading:
             pending=list(join.conjuncts),
             filters=[{} for _ in join.leaves],
             ttls={name: ttl for name, ttl in ttls.items() if name in names},
+            computes=is_answer,
         )
         graph = build_graph(self.sql, draft)
         doubtful = [node for node in draft.left_to_spark if not prints_faithfully(node)]
@@ -182,7 +191,7 @@ def _read_query(
     kept = hints.ttl_by_alias(ttls, streams)
     stages = Stages(_plain(optimised), "\n".join(drawn(plan)), tuple(left_binary(plan)))
     if isinstance(root, Rows) and root.maintained is None:
-        return ReadQuery(sql, {name: reading.graph(root.source.join, columns, kept)}, None, stages)
+        return ReadQuery(sql, {name: reading.graph(root.source.join, columns, kept, is_answer=True)}, None, stages)
     for source in converter.sources:
         source.graph = reading.graph(source.join, source.output_names, kept, source.maintained)
         if source.maintained is not None:

@@ -25,6 +25,7 @@ from plait.sql.join import windows
 from plait.sql.join.column_types import refuse_type
 from plait.sql.join.expressions import Node, Printer, quote
 from plait.sql.join.multiway import MultiwayJoin
+from plait.sql.join.output_expressions import output_expr
 from plait.sql.join.task_expressions import COMPARISONS, Translator, is_total, literal, widens
 
 
@@ -46,6 +47,8 @@ class Draft:
     outputs: list[Output] = field(default_factory=list)
     columns: dict[ColumnRef, tuple[ColumnDef, Node]] = field(default_factory=dict)
     left_to_spark: list[Node] = field(default_factory=list)
+    computes: bool = False
+    """Whether tasks compute outputs: joined rows are the query's answer, and nothing else reads them."""
 
     def column(self, node: Node) -> ColumnRef:
         """The physical column of a node over one alias; a constant is put on the first alias."""
@@ -220,7 +223,7 @@ def _plain(draft: Draft, column: ColumnDef) -> str:
 
 
 def take_outputs(draft: Draft) -> None:
-    """A single-alias output that cannot fail is a physical column; any other is computed by Spark at the end."""
+    """A single-alias output that cannot fail is a physical column; others are computed from joined rows."""
     for name, node in zip(draft.output_names, draft.join.outputs, strict=True):
         refuse_type(node.type, name)
         if draft.is_at_hand(node):
@@ -229,7 +232,8 @@ def take_outputs(draft: Draft) -> None:
         else:
             refs = draft.base_columns(node)
             draft.left_to_spark.append(node)
-            draft.outputs.append(Output(name, node.type, None, draft.printer.over_join(node), refs))
+            expr = output_expr(node, draft.column) if draft.computes else None
+            draft.outputs.append(Output(name, node.type, None, draft.printer.over_join(node), refs, expr))
 
 
 RULES = (

@@ -111,7 +111,7 @@ class Translator:
         if node.name == "AttributeReference":
             return self._column(node) if is_native_type(node.type) else None
         if node.name == "Literal":
-            return literal(node) or (_decimal_literal(node) if self._may_fail else None)
+            return literal(node) or (decimal_literal(node) if self._may_fail else None)
         found = self._call(node)
         if found is None and len(node.leaves) == 1 and is_native_type(node.type) and is_total(node):
             return self._column(node)
@@ -129,8 +129,8 @@ class Translator:
         if node.name == "Cast":
             source, target = node.args[0].type, node.type
             exact = widens(source, target) or (target == "double" and (source in INTEGRAL or source == "float"))
-            return self._apply("cast", node) if exact or (self._may_fail and _widens_decimal(node)) else None
-        if self._may_fail and node.name in _ARITHMETIC and _keeps_all_digits(node):
+            return self._apply("cast", node) if exact or (self._may_fail and widens_decimal(node)) else None
+        if self._may_fail and node.name in _ARITHMETIC and keeps_all_digits(node):
             return self._apply(_ARITHMETIC[node.name], node)
         if self._may_fail and node.name == "UnscaledValue":
             # Catalyst sums and averages short decimals as integers.
@@ -188,14 +188,15 @@ def literal(node: Node) -> Literal | None:
     return Literal(node.value, node.type)
 
 
-def _decimal_literal(node: Node) -> Literal | None:
+def decimal_literal(node: Node) -> Literal | None:
+    """A decimal constant, or None if it is something else."""
     if digits(node.type) is None:
         return None
     value = node.value
     return Literal(None if value is None else format(value.toJavaBigDecimal(), "f"), node.type)
 
 
-def _keeps_all_digits(node: Node) -> bool:
+def keeps_all_digits(node: Node) -> bool:
     """Whether a sum, difference or product of decimals has room for every digit, so that it cannot overflow.
 
     Where it has not, Spark rounds.
@@ -212,7 +213,8 @@ def _keeps_all_digits(node: Node) -> bool:
 _INTEGRAL_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 
 
-def _widens_decimal(node: Node) -> bool:
+def widens_decimal(node: Node) -> bool:
+    """Whether a cast to a decimal keeps every value."""
     source, wide = node.args[0].type, digits(node.type)
     if wide is None:
         return False

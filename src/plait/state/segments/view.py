@@ -1,8 +1,8 @@
 """A run seen as its store is today, whatever its store was when the run was written.
 
-Rows are asked for columns by name.  Beside the columns that the run has, a view knows the births of its rows (BORN), and
-that they never expire where there was no TTL (ARRIVED).  A column that the store got later is NULL: its rows are older
-than the floor of every query that reads it.  What its rows' filter bits mean is for a sieve to ask (`sieve.py`).
+Rows are asked for columns by name.  Beside the columns that the run has, a view knows the births of its rows (BORN),
+and that they never expire where there was no TTL (ARRIVED).  A column that the store got later is NULL: its rows are
+older than the floor of every query that reads it.  What its rows' filter bits mean is for a sieve to ask (`sieve.py`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,143 @@
+"""Which output columns a join task computes itself: Catalyst nodes become `query.expr` trees, or None.
+
+A node is translated only where the task's value, and the rows for which it fails, are exactly Spark's, in ANSI mode and
+without; `tests/spark/test_outputs.py` compares each with Spark over extreme values.  Expressions are over the streams'
+own columns only: so what a query stores, and its digest, do not depend on what this release can translate.
+
+Left to Spark: functions of text but for concatenation (invalid UTF-8, case rules), casts that lose something or print
+fractions, divisions of decimals, calendar arithmetic, and whatever is not listed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from plait.query.expr import Call, ColumnRef, Expr, Literal
+from plait.query.graph import INTEGRAL
+from plait.sql.join.expressions import Node
+from plait.sql.join.task_expressions import (
+    COMPARISONS,
+    Translator,
+    decimal_literal,
+    is_native_type,
+    keeps_all_digits,
+    literal,
+    widens,
+    widens_decimal,
+)
+
+_FLOATS = ("float", "double")
+_ARITHMETIC = {"Add": "+", "Subtract": "-", "Multiply": "*"}
+_DIVISIONS = {"Divide": "/", "IntegralDivide": "div", "Remainder": "mod"}
+_DIVIDED = {"/": ("double",), "div": ("bigint",), "mod": INTEGRAL}
+_SIGNS = {"UnaryMinus": "neg", "Abs": "abs"}
+_BITS = {"BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^", "BitwiseNot": "~"}
+_LOGIC = {"And": "and", "Or": "or", "Not": "not"}
+_TESTS = {"IsNull": "isnull", "IsNotNull": "isnotnull", "IsNaN": "isnan"}
+_CHOICES = {"Coalesce": "coalesce", "Greatest": "greatest", "Least": "least"}
+_TEXTS = {"Concat": "concat", "ConcatWs": "concatws"}
+_EPOCHS = {"UnixMicros": 1, "UnixMillis": 1_000, "UnixSeconds": 1_000_000}
+_DAYS = {"DateAdd": "addday", "DateSub": "subday", "DateDiff": "days"}
+_SHIFTS = ("TimestampAddInterval", "TimeAdd")
+
+
+def output_expr(node: Node, column: Callable[[Node], ColumnRef]) -> Expr | None:
+    """The expression by which tasks compute an output, or None if Spark has to; `column` gives a stream's column."""
+    if not is_native_type(node.type):
+        return None
+    if node.name == "AttributeReference":
+        return column(node)
+    if node.name == "Literal":
+        return _literal(node)
+    if node.name in _SHIFTS:
+        # Which intervals have a fixed length is a matter of the time zone: the same rule as for conditions.
+        moved = Translator(lambda n: column(n) if n.column is not None else None)(node)
+        return moved if isinstance(moved, Call) and moved.op == "shift" else None
+    args = tuple(arg for arg in (output_expr(arg, column) for arg in node.args) if arg is not None)
+    if len(args) < len(node.args):
+        return None
+    return _call(node, args)
+
+
+def _literal(node: Node) -> Expr | None:
+    found = literal(node) or decimal_literal(node)
+    # NaN differs from itself, and so would a plan that holds it.
+    is_nan = found is not None and isinstance(found.value, float) and math.isnan(found.value)
+    return None if is_nan else found
+
+
+def _call(node: Node, args: tuple[Expr, ...]) -> Expr | None:
+    kinds, name = {arg.type for arg in args}, node.name
+    if name in COMPARISONS:
+        return Call(COMPARISONS[name], args, "boolean") if len(kinds) == 1 else None
+    if name in _LOGIC:
+        return Call(_LOGIC[name], args, "boolean") if kinds == {"boolean"} else None
+    if name in _TESTS:
+        return Call(_TESTS[name], args, "boolean")
+    if name == "In":
+        constants = all(isinstance(arg, Literal) for arg in args[1:])
+        return Call("in", args, "boolean") if constants and len(kinds) == 1 and len(args) > 1 else None
+    if name in _CHOICES:
+        return Call(_CHOICES[name], args, node.type) if kinds == {node.type} else None
+    if name in ("If", "CaseWhen"):
+        args = args if len(args) % 2 else (*args, Literal(None, node.type))
+        fits = {arg.type for arg in (*args[1::2], args[-1])} == {node.type}
+        return Call("case", args, node.type) if fits else None
+    if name in _TEXTS:
+        return Call(_TEXTS[name], args, "string") if kinds == {"string"} and len(args) > 1 else None
+    if name in _EPOCHS:
+        return _since_1970(args[0], _EPOCHS[name]) if args[0].type == "timestamp" else None
+    if name in _DAYS:
+        second = ("date",) if name == "DateDiff" else ("tinyint", "smallint", "int")
+        return Call(_DAYS[name], args, node.type) if args[0].type == "date" and args[1].type in second else None
+    if name == "Cast":
+        return _cast(node, args[0])
+    return _number(node, args)
+
+
+def _number(node: Node, args: tuple[Expr, ...]) -> Expr | None:
+    """Arithmetic, as the session's mode has it when a value does not fit."""
+    name = node.name
+    if name in _ARITHMETIC and node.type in _FLOATS:
+        return _of_one_type(_ARITHMETIC[name], node, args)
+    if name in _ARITHMETIC and keeps_all_digits(node):
+        return Call(_ARITHMETIC[name], args, node.type)
+    if name in _ARITHMETIC and node.type in INTEGRAL and (mode := _mode(node)) is not None:
+        return _of_one_type(_ARITHMETIC[name] + ("" if mode == "ANSI" else "%"), node, args)
+    if name in _DIVISIONS and node.type in _DIVIDED[_DIVISIONS[name]] and (mode := _mode(node)) is not None:
+        return _of_one_type(_DIVISIONS[name] + ("" if mode == "ANSI" else "?"), node, args)
+    if name in _SIGNS and (node.type in INTEGRAL or node.type in _FLOATS or node.type.startswith("decimal(")):
+        fails = bool(node.unresolved.failOnError())
+        return _of_one_type(_SIGNS[name] + ("" if fails or node.type not in INTEGRAL else "%"), node, args)
+    if name in _BITS and node.type in INTEGRAL:
+        return _of_one_type(_BITS[name], node, args)
+    return None
+
+
+def _of_one_type(op: str, node: Node, args: tuple[Expr, ...]) -> Expr | None:
+    return Call(op, args, node.type) if {arg.type for arg in args} == {node.type} else None
+
+
+def _mode(node: Node) -> str | None:
+    """`ANSI` or `LEGACY`; None for functions like try_add, which have a third meaning."""
+    mode = str(node.unresolved.evalMode().toString())
+    return mode if mode in ("ANSI", "LEGACY") else None
+
+
+def _cast(node: Node, value: Expr) -> Expr | None:
+    source, target = value.type, node.type
+    exact = widens(source, target) or (source in INTEGRAL and target in _FLOATS) or (source, target) == _FLOATS
+    printed = target == "string" and source in (*INTEGRAL, "boolean", "string")
+    if exact or printed or widens_decimal(node) or (source == "boolean" and target in INTEGRAL):
+        return Call("cast", (value,), target)
+    if source == "timestamp" and target == "bigint":
+        return _since_1970(value, 1_000_000)
+    if source == "timestamp" and target == "double":
+        return Call("seconds", (value,), target)
+    return None
+
+
+def _since_1970(time: Expr, unit: int) -> Call:
+    micros = Call("micros", (time,), "bigint")
+    return micros if unit == 1 else Call("floordiv", (micros, Literal(unit, "bigint")), "bigint")
