@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
+import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import count
@@ -19,15 +20,15 @@ from plait.catalog.changes import refuse_another_text, same_text
 from plait.catalog.settings import meaning, refuse_changed_meaning
 from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
-from plait.errors import QueryError, RecomputationWarning, StreamError
+from plait.defining import World, read_definition
+from plait.errors import QueryError, StreamError
 from plait.explain import explain, explain_stages
-from plait.queries import Desk, QueryHandle, RegisteredQuery, watermark_policy
+from plait.queries import Desk, QueryHandle, watermark_policy
 from plait.query.graph import JoinGraph
 from plait.query.plan import Plan
 from plait.query.relation import Relation
-from plait.run import Run, guarded
+from plait.run import Run, Started, guarded
 from plait.runtime.answers.answer import Answer, LiveResults, Sources
-from plait.runtime.answers.answer import output_mode as choose_mode
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.deliver import catch_up
 from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
@@ -39,9 +40,8 @@ from plait.runtime.driver.verified import forget_verified, verified_dir
 from plait.runtime.spark.failures import translated
 from plait.runtime.spark.session import forget_origins
 from plait.runtime.task.bucketise import bucketised
-from plait.share.retention import final_us, with_ttls
-from plait.sql.answer.residual import Residual, only_aggregate
-from plait.sql.catalyst.read_query import ReadQuery, read_query, relation_of, table_of
+from plait.share.planner import Planner
+from plait.sql.catalyst.read_query import relation_of, table_of
 from plait.starting import deliver_to_old_sinks, loads, refuse_other_positions, triggered
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
@@ -84,7 +84,8 @@ class Engine:
             self.config,
             plan=lambda: self.plan,
             catalog=lambda: self._in_force,
-            refuse_if_running=self._refuse_if_running,
+            changing=self._changing,
+            run=lambda: self._run,
         )
         self._queries = self._desk.queries
         self._dropped: set[str] = set()
@@ -96,6 +97,10 @@ class Engine:
         """The admission of the last start: versions are added while it runs."""
         self._live = LiveState()
         self._closed = False
+        self._lock = threading.RLock()
+        """Held while something is registered, and while what is registered is admitted."""
+        self._holding = 0
+        """Blocks of `changes` that are open."""
 
     def stream(
         self, name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None, keep: str = "used"
@@ -148,6 +153,9 @@ class Engine:
     def query(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
         """Registers a query over the streams; it is read and checked at once, and runs from `start` on.
 
+        While the engine runs, from any thread: it is admitted after the running epoch, beside which it is read and
+        checked.  `QueryHandle.await_live` waits for that; with `changes` a query and its sink are admitted together.
+
         `output_mode` says what sinks get, in Spark's words: rows as they are joined (`append`, of queries that only
         join, filter and project), the whole answer after every epoch (`complete`, of all others), the groups that have
         changed (`update`, of aggregates), or those that have become final (`append`, of aggregates by windows of event
@@ -162,7 +170,7 @@ class Engine:
         return self._define(name, sql, output_mode, since, replaces=False)
 
     def replace(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
-        """Registers a query like `query`, instead of the one that lives under this name.
+        """Registers a query like `query`, instead of the one that lives under this name; also while the engine runs.
 
         With the text that lives there already nothing changes, so the call may stay in the program.  Rows that were
         committed under the old text have gone to the old sink; those that were kept are deleted.
@@ -172,10 +180,17 @@ class Engine:
     def drop(self, name: str) -> None:
         """Ends a query, a stream or a table that lives on the checkpoint, with the next start.
 
-        Its kept results and the state that serves no other query are deleted.  What is not there is no error, so the
-        call may stay in the program.
+        A query may be dropped while the engine runs: it ends with the running epoch.  Its kept results, and the state
+        that serves no other query, are deleted.  What is not there is no error, so the call may stay in the program.
         """
-        self._refuse_if_running("nothing can be dropped")
+        with self._lock:
+            self._refuse_if_closed("nothing can be dropped")
+            if name in self._relations:
+                self._refuse_if_running("a stream or table cannot be dropped")
+            self._drop(name)
+            self._changed()
+
+    def _drop(self, name: str) -> None:
         readers = [query for query in self._readers(name) if query != name]
         if name in self._relations and readers:
             raise StreamError("STREAM_IN_USE", f"{name!r} is read by {', '.join(readers)}", "drop these queries first")
@@ -195,8 +210,27 @@ class Engine:
         ]
 
     def _define(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
-        self._refuse_if_running("a query cannot be added")
-        if (other := _same_name(name, self._queries)) is not None:
+        with self._lock:
+            self._refuse_if_closed("a query cannot be added")
+            before, dropped = self._queries.get(name), set(self._dropped)
+            try:
+                handle = self._read(name, sql, output_mode, since, replaces)
+                if self._is_running:
+                    # What admission would refuse is told to the caller; the run goes on as it is.
+                    self._admit()
+            except BaseException:
+                if before is None:
+                    self._queries.pop(name, None)
+                else:
+                    self._queries[name] = before
+                self._dropped = dropped
+                raise
+            self._changed()
+            return handle
+
+    def _read(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
+        other = _same_name(name, self._queries)
+        if other is not None and not (replaces and other == name):
             raise QueryError("DUPLICATE_QUERY", f"a query called {other!r} is registered already", _ANOTHER_NAME)
         if not (name.isascii() and name.isidentifier()):
             raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
@@ -208,23 +242,10 @@ class Engine:
             refuse_another_text(lives, sql)
         goes_on = lives is not None and name not in self._dropped and same_text(lives.sql, sql)
         id = lives.id if lives is not None and goes_on else self._catalog.next_id(name)
-        schemas = {stream: df.schema for stream, df in self._frames.items()}
-        read = read_query(self.spark, self._relations, schemas, id, sql)
-        self._refuse_tables_only(name, read)
-        with_ttls({**self._graphs, **read.graphs}, self._relations)
-        mode = choose_mode(name, read.residual, output_mode)
-        if read.residual is not None and len(read.residual.sources) > 1 and since == "now":
-            raise QueryError(
-                "SINCE",
-                f"query {name!r} asks what is not there (a semi, anti or outer join, or several sources), so all its "
-                "streams must begin at one time",
-                'use since="new", or since="state"',
-            )
-        wait_us = self._final_us(name, read.residual) if mode == "append" and read.residual is not None else 0
-        made = RegisteredQuery(id, name, sql, read, mode, since)
-        if read.residual is not None:
-            made.answer = Answer(id, read.residual, mode, Keep(), wait_us, partial(self._desk.complete_us, id))
-            _warn_of_recomputation(name, read.residual)
+        world = World(self.spark, self._relations, frozenset(self._tables), self._frames, self._graphs)
+        made = read_definition(world, id, name, sql, output_mode, since)
+        if made.answer is not None:
+            made.answer.complete_us = partial(self._desk.complete_us, id)
         self._queries[name] = made
         self._dropped.discard(name)
         self._admission = None
@@ -265,6 +286,8 @@ class Engine:
         """What is in force for all registered queries; made anew when something has been registered or dropped."""
         if not self._queries:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
+        if self._running is not None and self._running.in_force is not None and self._is_running:
+            return self._running.in_force
         admission = self._admission
         if admission is None:
             admission = self._admit()
@@ -314,14 +337,55 @@ class Engine:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
         refuse_gap(self.checkpoint)
         self._check_settings()
-        admission = self._admit()
-        planner = admission.begin(self._live, self.checkpoint.statistics())
-        self._admission = admission
-        plan, sinks = planner.plan, self._sinks()
-        rows = ResultRows(self.spark, plan, self.checkpoint, self._desk.known)
-        layout, epoch = admission.now.allocation.layout, self._live.epoch + 1
-        inputs = sorted(layout.inputs, key=lambda i: i.relation)
-        services = Services(
+        self._run = Run(partial(self._begin, available_now, every))
+        return self._run
+
+    def _begin(self, available_now: bool, every: str | None, before: Driver | None) -> Started:
+        """Admits what is registered, and starts Spark's streaming query; `before` ran the epochs until now."""
+        with self._lock:
+            admission = self._admit()
+            last = None if before is None or self._running is None else self._running.planner
+            learnt = self.checkpoint.statistics() if last is None else last.knowledge()
+            planner = admission.begin(self._live, learnt)
+            self._admission = admission
+            feedback = Feedback(planner, progress=deque(maxlen=self.config.history))
+            if before is not None:
+                feedback = replace(before.feedback, planner=planner)
+            driver = Driver(self._services(admission), self._first(admission, planner), feedback)
+            layout, positions = admission.now.allocation.layout, admission.now.catalog.positions
+            refuse_other_positions(self.checkpoint, self.spark, positions, layout, self._frames)
+            inputs = sorted(layout.inputs, key=lambda i: i.relation)
+            # Where Spark's checkpoint knows sources by position, it must not depend on the order of registration.
+            streams = [i for i in inputs if not i.table and (positions is None or i.relation in positions)]
+            frames = {i.relation: self._frames[i.relation] for i in streams}
+            sources = choose_sources(self.checkpoint, self.spark, frames)
+            buckets = reduce(DataFrame.union, [bucketised(sources.frames[i.relation], i) for i in streams])
+            spark_dir = self.checkpoint.spark_dir
+            writer = (
+                buckets.writeStream.queryName(f"plait-{self.checkpoint.id[:8]}-{self.checkpoint.token}")
+                .option("checkpointLocation", f"file://{spark_dir}" if self.checkpoint.files.local else spark_dir)
+                .foreachBatch(partial(guarded, driver, stopping := Stopping()))
+            )
+            writer = triggered(writer, available_now, every)
+            deliver_to_old_sinks(driver, self._catalog, admission.now.catalog, self._relations, self._frames)
+            forget_origins(self.spark)
+            try:
+                if self._catalog.version == 0 and catalogs.newest(self.checkpoint.files) is None:
+                    catalogs.put(self.checkpoint.files, 0, self._catalog.to_json())
+                admission.put(self._catalog)
+                self._catalog, self._running = admission.now.catalog, admission
+                self._dropped, self._anew = set(), set()
+                catch_up(driver)
+                sources.record(self.checkpoint)
+                with sources.starting(buckets.sparkSession):
+                    return Started(writer.start(), driver, stopping)
+            except (PySparkException, Py4JError) as error:
+                raise translated(error) from error
+
+    def _services(self, admission: Admission) -> Services:
+        """What epochs are run by."""
+        sinks = self._sinks()
+        return Services(
             spark=self.spark,
             checkpoint=self.checkpoint,
             config=self.config,
@@ -331,38 +395,46 @@ class Engine:
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             changes=admission,
             sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, sinks, admission.policy)),
-            tables=loads(admission.now, self._frames, epoch),
+            tables=loads(admission.now, self._frames, self._live.epoch + 1),
         )
-        now = InForce(self._live, plan, rows, admission.catalog_in_force, planner.samples)
-        driver = Driver(services, now, Feedback(planner, progress=deque(maxlen=self.config.history)))
-        positions = admission.now.catalog.positions
-        refuse_other_positions(self.checkpoint, self.spark, positions, layout, self._frames)
-        # Where Spark's checkpoint knows sources by position, it must not depend on the order of registration.
-        streams = [i for i in inputs if not i.table and (positions is None or i.relation in positions)]
-        sources = choose_sources(self.checkpoint, self.spark, {i.relation: self._frames[i.relation] for i in streams})
-        buckets = reduce(DataFrame.union, [bucketised(sources.frames[i.relation], i) for i in streams])
-        spark_dir = self.checkpoint.spark_dir
-        writer = (
-            buckets.writeStream.queryName(f"plait-{self.checkpoint.id[:8]}-{self.checkpoint.token}")
-            .option("checkpointLocation", f"file://{spark_dir}" if self.checkpoint.files.local else spark_dir)
-            .foreachBatch(partial(guarded, driver, stopping := Stopping()))
-        )
-        writer = triggered(writer, available_now, every)
-        deliver_to_old_sinks(driver, self._catalog, admission.now.catalog, self._relations, self._frames)
-        forget_origins(self.spark)
+
+    def _first(self, admission: Admission, planner: Planner) -> InForce:
+        """What the first epoch runs with."""
+        rows = ResultRows(self.spark, planner.plan, self.checkpoint, self._desk.known)
+        return InForce(self._live, planner.plan, rows, admission.catalog_in_force, planner.samples)
+
+    @contextmanager
+    def changes(self) -> Iterator[None]:
+        """All that is registered, replaced or dropped inside is admitted together, when the block is left.
+
+        While the engine runs, a query that gets its sink in the same block has it from its first row on.
+        """
+        with self._lock:
+            self._holding += 1
         try:
-            if self._catalog.version == 0 and catalogs.newest(self.checkpoint.files) is None:
-                catalogs.put(self.checkpoint.files, 0, self._catalog.to_json())
-            admission.put(self._catalog)
-            self._catalog, self._running = admission.now.catalog, admission
-            self._dropped, self._anew = set(), set()
-            catch_up(driver)
-            sources.record(self.checkpoint)
-            with sources.starting(buckets.sparkSession):
-                self._run = Run(writer.start(), driver, stopping)
-        except (PySparkException, Py4JError) as error:
-            raise translated(error) from error
-        return self._run
+            yield
+        finally:
+            with self._lock:
+                self._holding -= 1
+                self._changed()
+
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """What a handle changes."""
+        with self._lock:
+            self._refuse_if_closed(what)
+            yield
+            self._admission = None
+            self._changed()
+
+    def _changed(self) -> None:
+        """A running engine admits what has changed after the running epoch."""
+        if self._run is not None and not self._holding and self._is_running:
+            self._run.change()
+
+    def queries(self) -> list[QueryHandle]:
+        """The queries that are registered."""
+        return [QueryHandle(self, name) for name in list(self._queries)]
 
     def _sinks(self) -> dict[str, Sink]:
         """By join: queries that only join have their own, the others' rows are kept for their answers."""
@@ -391,27 +463,6 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _refuse_tables_only(self, name: str, read: ReadQuery) -> None:
-        used = {alias.relation for graph in read.graphs.values() for alias in graph.aliases}
-        if used <= self._tables:
-            raise QueryError("NO_STREAM", f"query {name!r} reads tables only", "ask Spark: its answer never changes")
-
-    def _final_us(self, name: str, residual: Residual) -> int:
-        """How far the watermark has to be past a group's end until it is final; refused if that is never."""
-        aggregate = only_aggregate(residual.root)
-        assert aggregate is not None
-        assert aggregate.graph is not None
-        assert aggregate.closing is not None
-        alias = aggregate.closing.alias
-        found = final_us(aggregate.graph, self._relations, alias, self._tables)
-        if found is None:
-            raise QueryError(
-                "OUTPUT_MODE",
-                f"no group of query {name!r} is ever final: rows of {alias} can be joined with later rows without end",
-                f"bound the event times of all other streams by that of {alias}, or use update or complete",
-            )
-        return found
-
     @property
     def _in_force(self) -> Catalog:
         """The catalog that the last epoch ran with, or that the next will, while the engine runs."""
@@ -428,28 +479,21 @@ class Engine:
         now = meaning(self.spark)
         refuse_changed_meaning(self.checkpoint.settings(now), now)
 
-    def _refuse_if_running(self, what: str) -> None:
-        """Raises if the engine runs, or is closed."""
+    @property
+    def _is_running(self) -> bool:
+        return self._run is not None and self._run.is_active
+
+    def _refuse_if_closed(self, what: str) -> None:
         if self._closed:
             raise StreamError("CLOSED", f"the engine is closed: {what}", "make a new engine on the same checkpoint")
-        if self._run is not None and self._run.is_active:
+
+    def _refuse_if_running(self, what: str) -> None:
+        """Raises if the engine runs, or is closed."""
+        self._refuse_if_closed(what)
+        if self._is_running:
             raise StreamError("RUNNING", f"the engine is running: {what}", "stop the run first")
 
 
 def _same_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that is this one but for upper and lower case: by default, Spark does not tell them apart."""
     return next((other for other in known if other.lower() == str(name).lower()), None)
-
-
-def _warn_of_recomputation(name: str, residual: Residual) -> None:
-    """Says once that answers take longer and longer, and why."""
-    kept = [source for source in residual.sources if source.maintained is None and source.graph is not None]
-    if not kept:
-        return
-    streams = "; ".join(", ".join(a.name for a in s.graph.aliases) for s in kept if s.graph is not None)
-    warnings.warn(
-        f"[RECOMPUTED] every answer of query {name!r} reads all rows of {streams} again, and they are kept for ever: "
-        f"{'; '.join(dict.fromkeys(residual.notes)) or 'nothing above them is an aggregate'}",
-        RecomputationWarning,
-        stacklevel=3,
-    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,10 @@ from plait.state.log.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from plait.engine import Engine
+    from plait.run import Run
+
+_POLL_SECONDS = 0.01
+"""How often whoever waits for a query looks whether it is live."""
 
 
 def watermark_policy(spark: SparkSession) -> str:
@@ -98,7 +104,10 @@ class Desk:
     """The plan in force."""
     catalog: Callable[[], Catalog]
     """The catalog in force."""
-    refuse_if_running: Callable[[str], None]
+    changing: Callable[[str], AbstractContextManager[None]]
+    """Around a change: refused if the engine is closed, admitted if it runs."""
+    run: Callable[[], Run | None]
+    """The run under way, or the last one."""
     queries: dict[str, RegisteredQuery] = field(default_factory=dict)
     """By name."""
     known: set[str] = field(default_factory=set)
@@ -143,7 +152,12 @@ class QueryHandle:
 
     @property
     def status(self) -> str:
-        """`pending` before the engine has started with it, `building` while a store is filled for it, then `live`."""
+        """`pending` before the engine has started with it, `building` while a store is filled for it, then `live`.
+
+        In the end, `dropped`.
+        """
+        if self.name not in self._desk.queries:
+            return "dropped"
         entry = self._desk.entry(self.name)
         return "pending" if entry is None else entry.status
 
@@ -153,6 +167,30 @@ class QueryHandle:
         entry = self._desk.entry(self.name)
         return None if entry is None else entry.live_since
 
+    def await_live(self, timeout: float | None = None) -> bool:
+        """Waits until the query is live, at most `timeout` seconds; False if it is not by then.
+
+        Raises what made the run fail, and if there is no run that could make it live.  Not to be called by a sink: the
+        epoch that it is part of would be waited for.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.status != "live":
+            run = self._desk.run()
+            if run is None or not run.is_active:
+                if run is not None and run.exception is not None:
+                    raise run.exception
+                if self.status == "live":
+                    break
+                raise QueryError(
+                    "NOT_RUNNING",
+                    f"query {self.name!r} is {self.status}, and the engine does not run",
+                    "call engine.start",
+                )
+            if until is not None and time.monotonic() > until:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
     @property
     def floors(self) -> dict[str, int]:
         """Per alias the first epoch whose rows it sees, once it is admitted."""
@@ -161,11 +199,11 @@ class QueryHandle:
 
     def sink(self, kind: str, **options: Any) -> QueryHandle:
         """Where the rows go: noop, console(rows=), memory, parquet(path=), foreach_batch(fn=)."""
-        self._desk.refuse_if_running("a sink cannot be changed")
-        made = make_sink(kind, self.name, self._remembered, options, self._desk.config.sync)
-        if self._query.answer is not None and self.output_mode != "append":
-            refuse_appending(kind, self.name)
-        self._query.use(made, kind, options)
+        with self._desk.changing("a sink cannot be changed"):
+            made = make_sink(kind, self.name, self._remembered, options, self._desk.config.sync)
+            if self._query.answer is not None and self.output_mode != "append":
+                refuse_appending(kind, self.name)
+            self._query.use(made, kind, options)
         return self
 
     def foreach_batch(self, fn: Any) -> QueryHandle:

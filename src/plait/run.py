@@ -1,9 +1,17 @@
-"""The engine at work: what a user holds while epochs are run."""
+"""The engine at work: what a user holds while epochs are run.
+
+Queries may change meanwhile.  A change stops Spark's streaming query between two epochs, after a commit, and starts
+another one on the same checkpoint with what is registered by then: every epoch runs with one catalog.  All changes
+that have gathered are admitted at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -18,71 +26,149 @@ from plait.runtime.driver.stopping import Stopping
 from plait.runtime.spark.failures import translated
 
 
+@dataclass(frozen=True)
+class Started:
+    """One of Spark's streaming queries, and what runs its epochs.  A run goes through several when queries change."""
+
+    query: StreamingQuery
+    driver: Driver
+    stopping: Stopping
+
+
 class Run:
     """The engine at work."""
 
-    def __init__(self, query: StreamingQuery, driver: Driver, stopping: Stopping) -> None:
-        self._query = query
-        self._driver = driver
-        self._stopping = stopping
-        stopping.active = lambda: bool(query.isActive)
-        driver.services.behind.failed = self._answers_failed
+    def __init__(self, begin: Callable[[Driver | None], Started]) -> None:
+        """`begin` admits what the program has registered and starts Spark; it is given the driver before, if any."""
+        self._begin = begin
+        self._now = self._started(None)
+        self._switching = threading.Lock()
+        """Held while one streaming query is stopped and the next one started."""
+        self._asked = threading.Event()
+        self._ended = False
+        self._failed: PlaitError | None = None
+        self._conductor: threading.Thread | None = None
+
+    def _started(self, before: Driver | None) -> Started:
+        now = self._begin(before)
+        now.stopping.active = lambda: bool(now.query.isActive)
+        now.driver.services.behind.failed = self._answers_failed
+        return now
 
     @property
     def is_active(self) -> bool:
         """Whether epochs are still being run, or answers are on their way."""
-        return self._query.isActive or self._driver.services.behind.busy
+        if self._switching.locked():
+            return not self._ended
+        return self._now.query.isActive or self._now.driver.services.behind.busy
+
+    # ------------------------------------------------------------ changes
+
+    def change(self) -> None:
+        """What the program has registered by now is admitted between this epoch and the next.  Returns at once."""
+        self._asked.set()
+        if self._conductor is None:
+            self._conductor = threading.Thread(target=self._conduct, name="plait-changes", daemon=True)
+            self._conductor.start()
+
+    def _conduct(self) -> None:
+        while True:
+            self._asked.wait()
+            self._asked.clear()
+            with self._switching:
+                # What has ended by itself is not started again: the next start admits what was registered.
+                if self._ended or not self._now.query.isActive:
+                    return
+                try:
+                    self._switch()
+                except Exception as error:
+                    self._failed = translated(error)
+                    return
+
+    def _switch(self) -> None:
+        """Another streaming query on the same checkpoint, once the running epoch and its answers are through."""
+        before = self._now
+        before.stopping.ask(wait=True)
+        with before.driver.services.working:
+            pass
+        if self._ended:
+            return
+        if before.query.isActive:
+            before.query.stop()
+        before.driver.services.behind.close()
+        before.driver.services.behind.wait()
+        if before.driver.feedback.failure is None and before.query.exception() is None and not self._ended:
+            self._now = self._started(before.driver)
+
+    # ------------------------------------------------------------ the end
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits for the end, at most `timeout` seconds; True when it has ended.  Raises what made it fail."""
+        until = None if timeout is None else time.monotonic() + timeout
         try:
-            if timeout is None:
-                self._query.awaitTermination()
-            elif not self._query.awaitTermination(timeout):  # type: ignore[arg-type]
-                return False
-            self._driver.services.behind.close()
-            self._driver.services.behind.wait()
-            return True
+            while True:
+                now = self._now
+                if until is None:
+                    now.query.awaitTermination()
+                elif not now.query.awaitTermination(max(0.001, until - time.monotonic())):  # type: ignore[arg-type]
+                    return False
+                with self._switching:
+                    # Spark's query was stopped for a change: the next one has been started by now.
+                    if self._now is now:
+                        break
+            now.driver.services.behind.close()
+            now.driver.services.behind.wait()
         except (PySparkException, Py4JError, OSError) as error:
             if (failure := self._failure(error)) is None:
                 return True
             raise failure from error
+        if self._failed is not None:
+            raise self._failed
+        return True
 
     def stop(self, wait: bool = True) -> None:
         """Stops after the running epoch, when it is committed and its answers have arrived.
 
         With `wait=False`, or if waiting is interrupted, the running epoch is cancelled: the next start does it again.
         """
+        self._ended = True
+        self._asked.set()
+        if self._now.stopping.at_work != threading.get_ident():
+            # A change under way is through, or given up.
+            with self._switching:
+                pass
+        now = self._now
         try:
-            self._stopping.ask(wait)
-            if not self._stopping.impatient:
+            now.stopping.ask(wait)
+            if not now.stopping.impatient:
                 try:
-                    with self._driver.services.working:
+                    with now.driver.services.working:
                         pass
                 except BaseException:
-                    self._stopping.ask(wait=False)
+                    now.stopping.ask(wait=False)
                     raise
         finally:
-            self._stop()
+            self._stop(now)
 
-    def _stop(self) -> None:
+    def _stop(self, now: Started) -> None:
         try:
-            if self._query.isActive:
-                self._query.stop()
+            if now.query.isActive:
+                now.query.stop()
         except (Py4JError, OSError) as error:
             # With the JVM gone nothing runs any more.
             if translated(error).code != "SPARK_LOST":
                 raise translated(error) from error
         finally:
             # Spark does not wait for an epoch that is in Python, and without a JVM nobody does: it may be at its sinks.
-            with self._driver.services.working:
-                self._driver.services.behind.close()
+            with now.driver.services.working:
+                now.driver.services.behind.close()
 
     @property
     def exception(self) -> PlaitError | None:
         """What made the run fail, if it did; being stopped is no failure."""
-        error = self._query.exception()
-        return self._driver.feedback.failure if error is None else self._failure(error)
+        error = self._now.query.exception()
+        found = self._now.driver.feedback.failure if error is None else self._failure(error)
+        return found or self._failed
 
     @property
     def last_progress(self) -> dict[str, Any] | None:
@@ -93,20 +179,23 @@ class Run:
     @property
     def recent_progress(self) -> list[dict[str, Any]]:
         """The progress reports kept (`Config.history`), oldest first; `spark_seconds` are Spark's own parts."""
-        spark = {p.batchId: {k: v / 1000 for k, v in p.durationMs.items()} for p in self._query.recentProgress}
-        reports = list(self._driver.feedback.progress)
+        now = self._now
+        spark = {p.batchId: {k: v / 1000 for k, v in p.durationMs.items()} for p in now.query.recentProgress}
+        reports = list(now.driver.feedback.progress)
         return [{**report.json, "spark_seconds": spark.get(report.epoch, {})} for report in reports]
 
     def _answers_failed(self, error: BaseException) -> None:
         """Ends the run: the next epoch would fail, but that may be far away."""
-        if not self._stopping.impatient:
-            self._driver.feedback.failure = self._driver.feedback.failure or translated(error)
+        now = self._now
+        if not now.stopping.impatient:
+            now.driver.feedback.failure = now.driver.feedback.failure or translated(error)
         with contextlib.suppress(PySparkException, Py4JError, OSError):
-            self._query.stop()
+            now.query.stop()
 
     def _failure(self, error: BaseException) -> PlaitError | None:
         """The error that ended the run; None for what comes of being stopped."""
-        return self._driver.feedback.failure or (None if self._stopping.asked else translated(error))
+        now = self._now
+        return now.driver.feedback.failure or (None if now.stopping.asked else translated(error))
 
 
 def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int) -> None:

@@ -1,0 +1,183 @@
+"""Queries that come, change and go while the engine runs: nobody else loses or repeats a row."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import plait
+from plait.errors import PlaitError, QueryError, StreamError
+from plait.testing import ScriptedStream
+
+JOIN = "SELECT a.v AS av, b.v AS bv FROM a JOIN b ON a.k = b.k"
+PACE = "100 milliseconds"
+
+
+class Shop:
+    """Two streams and an engine over them, on one checkpoint."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.streams = {n: ScriptedStream(spark, folder / n, "k bigint, v bigint") for n in "ab"}
+        self.rows: dict[str, list[tuple[int, int]]] = {n: [] for n in "ab"}
+        self.add(0)
+
+    def engine(self) -> plait.Engine:
+        config = plait.Config(sync=False)
+        engine = plait.Engine(self.spark, str(self.folder / "checkpoint"), config)
+        for name, stream in self.streams.items():
+            engine.stream(name, stream.frame())
+        return engine
+
+    def add(self, number: int, rows: int = 6) -> None:
+        """The number-th rows of both streams: the same keys again."""
+        for name, stream in self.streams.items():
+            new = [(i % 3, 100 * number + i) for i in range(rows)]
+            self.rows[name] += new
+            stream.add(new)
+
+    def joined(self, keep: Callable[[int, int], bool] = lambda a, b: True) -> Counter[Any]:
+        """The join of all rows, or of those pairs of values that are to be kept."""
+        pairs = [(av, bv) for ak, av in self.rows["a"] for bk, bv in self.rows["b"] if ak == bk]
+        return Counter(pair for pair in pairs if keep(*pair))
+
+    def arrived(self, run: plait.Run) -> None:
+        """Waits until all rows so far are committed."""
+        want = sum(len(rows) for rows in self.rows.values())
+        wait_until(lambda: sum(sum(p["rows_in"].values()) for p in run.recent_progress) >= want, run)
+
+
+def wait_until(holds: Callable[[], bool], run: plait.Run) -> None:
+    until = time.monotonic() + 60
+    while not holds():
+        assert run.exception is None, run.exception
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def rows_of(handle: plait.QueryHandle) -> Counter[Any]:
+    return Counter(tuple(row) for row in handle.results().collect())
+
+
+def test_queries_are_added_replaced_and_dropped_while_others_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path)
+    with shop.engine() as engine:
+        first = engine.query("first", JOIN)
+        run = engine.start(every=PACE)
+        shop.arrived(run)
+        now = engine.query("now", f"{JOIN} WHERE a.v > 2")
+        state = engine.query("state", JOIN, since="state")
+        assert now.await_live(60)
+        assert state.await_live(60)
+        assert now.live_since is not None
+        shop.add(1)
+        shop.arrived(run)
+        # Results with at least one row that came after it was there; older ones are partners.
+        assert rows_of(now) == shop.joined(lambda a, b: a > 2 and (a >= 100 or b >= 100))
+        assert rows_of(state) == shop.joined()
+        assert rows_of(first) == shop.joined()
+        engine.drop("state")
+        newer = engine.replace("now", f"{JOIN} WHERE b.v % 2 = 1", since="new")
+        assert newer.await_live(60)
+        assert state.status == "dropped"
+        shop.add(2)
+        shop.arrived(run)
+        assert rows_of(newer) == shop.joined(lambda a, b: b % 2 == 1 and a >= 200 and b >= 200)
+        assert rows_of(first) == shop.joined()
+        assert {q.name for q in engine.queries()} == {"first", "now"}
+        run.stop()
+        assert run.exception is None
+        numbers = [p["epoch"] for p in run.recent_progress]
+        assert numbers == list(range(len(numbers)))
+    # What was admitted while running is there at the next start.
+    with shop.engine() as engine:
+        first, now = engine.query("first", JOIN), engine.query("now", f"{JOIN} WHERE b.v % 2 = 1", since="new")
+        shop.add(3)
+        engine.start(available_now=True).await_termination()
+        assert rows_of(first) == shop.joined()
+        assert rows_of(now) == shop.joined(lambda a, b: b % 2 == 1 and a >= 200 and b >= 200)
+
+
+def test_a_query_and_its_sink_are_admitted_together(spark: SparkSession, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path)
+    with shop.engine() as engine:
+        engine.query("first", JOIN).sink("noop")
+        run = engine.start(every=PACE)
+        shop.arrived(run)
+        with engine.changes():
+            out = engine.query("out", JOIN, since="new").sink("parquet", path=str(tmp_path / "out"))
+            assert out.status == "pending"
+        assert out.await_live(60)
+        shop.add(1)
+        shop.arrived(run)
+        run.stop()
+        assert rows_of(out) == shop.joined(lambda a, b: a >= 100 and b >= 100)
+    assert Counter(tuple(r) for r in spark.read.parquet(str(tmp_path / "out")).collect()) == shop.joined(
+        lambda a, b: a >= 100 and b >= 100
+    )
+
+
+def test_what_is_wrong_is_told_to_its_sender_and_the_run_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path)
+    with shop.engine() as engine:
+        first = engine.query("first", JOIN)
+        run = engine.start(every=PACE)
+        shop.arrived(run)
+        for sql, code in (("SELECT nonsense", "UNKNOWN_COLUMN"), ("DROP TABLE a", ""), ("SELECT * FROM nowhere", "")):
+            with pytest.raises(PlaitError) as told:
+                engine.query("late", sql)
+            assert code in str(told.value)
+        with pytest.raises(QueryError, match="DUPLICATE_QUERY"):
+            engine.query("FIRST", JOIN)
+        with pytest.raises(StreamError, match="RUNNING"):
+            engine.stream("c", shop.streams["a"].frame())
+        with pytest.raises(StreamError, match="RUNNING"):
+            engine.drop("a")
+        engine.drop("was_never_there")
+        shop.add(1)
+        shop.arrived(run)
+        assert rows_of(first) == shop.joined()
+        assert [q.name for q in engine.queries()] == ["first"]
+        run.stop()
+        with pytest.raises(QueryError, match="NOT_RUNNING"):
+            engine.query("after", JOIN).await_live(1)
+
+
+def test_many_threads_add_and_drop_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path)
+    failed: list[BaseException] = []
+    with shop.engine() as engine:
+        first = engine.query("first", JOIN)
+        run = engine.start(every=PACE)
+
+        def user(number: int) -> None:
+            try:
+                engine.query(f"q{number}", f"{JOIN} WHERE a.v > {number}", since="state").await_live(60)
+                if number % 2:
+                    engine.drop(f"q{number}")
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=user, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        shop.add(1)
+        for thread in threads:
+            thread.join()
+        assert not failed
+        shop.add(2)
+        shop.arrived(run)
+        wait_until(lambda: {q.name for q in engine.queries() if q.status == "live"} == {"first", "q0", "q2", "q4"}, run)
+        run.stop()
+        assert rows_of(first) == shop.joined()
+        for number in (0, 2, 4):
+            handle = next(q for q in engine.queries() if q.name == f"q{number}")
+            assert rows_of(handle) == shop.joined(lambda a, b, n=number: a > n)
