@@ -221,7 +221,7 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_commits_it_and_has_not_failed(m
         seen.append((epoch, rows.count()))
 
     with pair.engine() as engine:
-        plait.QueryHandle(engine, "q").foreach_batch(slow)
+        query = plait.QueryHandle(engine, "q").foreach_batch(slow)
         run = engine.start(every="1 second")
         with pytest.raises(StreamError, match="RUNNING"):
             engine.start()
