@@ -231,6 +231,12 @@ def test_what_is_not_provably_the_same_is_left_to_spark(session: SparkSession, m
     assert [t for t, o in zip(LEFT_TO_SPARK, read(session, LEFT_TO_SPARK), strict=True) if o.expr is not None] == []
 
 
+def test_a_very_deep_expression_is_left_to_spark(session: SparkSession) -> None:
+    short, long = read(session, [" + ".join(["a.d", *["b.d"] * terms]) for terms in (60, 200)])
+    assert short.expr is not None
+    assert long.expr is None
+
+
 # ---------------------------------------------------------------- in the engine
 
 CHAIN = """SELECT a.v + c.u AS total, a.v || '/' || b.w AS both, CASE WHEN b.w < -50 THEN a.v ELSE c.u END AS one,
