@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.query.expr import Expr
+from plait.query.expr import Expr, may_fail
 from plait.query.graph import Output
 from plait.query.plan import Plan
 from plait.query.relation import Relation
@@ -28,7 +28,7 @@ from plait.sql.catalyst.logical import logical_of
 from plait.sql.catalyst.read_query import read_graph
 from plait.sql.join import graph_rules
 from plait.sql.join.multiway import items
-from plait.state.segments.evaluate import may_fail, values
+from plait.state.segments.evaluate import values
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import bag, batch_join
 
@@ -97,7 +97,8 @@ EVERY = [
     "CAST(a.t AS BIGINT) + b.t", "CAST(a.f AS DOUBLE) + b.t", "CAST(a.l AS DOUBLE) + b.t",
     "CAST(a.o AS INT) + CAST(b.o AS INT)",
     # over one stream, and able to fail
-    "a.i + 1", "a.l * 3", "1 / b.d", "a.i div b.i", "-a.t", "abs(a.s)",
+    "a.i + 1", "a.l * 3", "1 / b.d", "a.i div b.i",
+    "a.l div -1", "a.l % -1", "b.l div 7", "a.d / 9.0D + b.d", "a.d / 0.0D", "b.l % 0", "-a.t", "abs(a.s)",
 ]  # fmt: skip
 LEFT_TO_SPARK = [
     "upper(a.w) || b.w", "substring(a.w || b.w, 1, 2)", "length(a.w || b.w)", "a.w LIKE b.w", "a.n / b.m", "a.d % b.d",
@@ -230,11 +231,17 @@ def test_what_is_not_provably_the_same_is_left_to_spark(session: SparkSession, m
     assert [t for t, o in zip(LEFT_TO_SPARK, read(session, LEFT_TO_SPARK), strict=True) if o.expr is not None] == []
 
 
+def test_a_very_deep_expression_is_left_to_spark(session: SparkSession) -> None:
+    short, long = read(session, [" + ".join(["a.d", *["b.d"] * terms]) for terms in (60, 200)])
+    assert short.expr is not None
+    assert long.expr is None
+
+
 # ---------------------------------------------------------------- in the engine
 
 CHAIN = """SELECT a.v + c.u AS total, a.v || '/' || b.w AS both, CASE WHEN b.w < -50 THEN a.v ELSE c.u END AS one,
                   a.v * 2 AS twice, b.w
-           FROM a JOIN b ON a.k = b.k JOIN c ON c.j = b.j"""
+           FROM a JOIN b ON a.k = b.k JOIN c ON c.j = b.j WHERE coalesce(a.v, 7) * 2.5 > c.u"""
 
 
 class Chain:
@@ -301,7 +308,7 @@ def test_a_query_of_a_release_that_left_its_outputs_to_spark_goes_on(
         earlier.setattr(graph_rules, "output_expr", lambda node, column: None)
         with chain.engine() as engine:
             assert plan_of(engine).queries[0].select
-            assert engine.explain().count("(evaluated by Spark)") == 4
+            assert engine.explain().count("(evaluated by Spark)") == 5
             run_epochs(engine)
     chain.arrive(1)
     with chain.engine() as engine:

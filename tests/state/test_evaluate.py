@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.query.expr import Call, ColumnRef, Expr, Literal
-from plait.state.segments.evaluate import _value, holds
+from plait.state.segments.evaluate import _value, holds, values
 from tests.oracle import plain
 
 NAN = float("nan")
@@ -53,9 +53,9 @@ def compare(op: str, left: Any, right: Any) -> bool | None:
     return {"=": one == other, "<": one < other, "<=": one <= other, ">": one > other, ">=": one >= other}[op]
 
 
-def evaluated(expr: Expr, columns: dict[str, pa.Array]) -> list[Any]:
+def evaluated(expr: Expr, columns: dict[str, pa.Array]) -> Any:
     found = _value(expr, lambda ref: columns[ref.column])
-    return found.to_pylist()
+    return found.as_py() if isinstance(found, pa.Scalar) else found.to_pylist()
 
 
 def column(name: str, kind: str) -> ColumnRef:
@@ -209,3 +209,34 @@ def test_casts_widen() -> None:
     columns = {"x": pa.array([1, -128, None], pa.int8()), "y": pa.array([0.5, NAN], pa.float32())}
     assert evaluated(Call("cast", (column("x", "tinyint"),), "bigint"), columns) == [1, -128, None]
     assert [plain(v) for v in evaluated(Call("cast", (column("y", "float"),), "double"), columns)] == [0.5, "NaN"]
+
+
+def test_a_large_integer_becomes_the_nearest_double() -> None:
+    cast = Call("cast", (column("x", "bigint"),), "double")
+    assert evaluated(cast, {"x": pa.array([2**53 + 1, -(2**63)])}) == [2.0**53, -(2.0**63)]
+
+
+def test_what_is_not_chosen_does_not_fail() -> None:
+    columns = {"x": pa.array([6, 7, None, 8]), "y": pa.array([3, 0, 1, None])}
+    x, y, zero = column("x", "bigint"), column("y", "bigint"), Literal(0, "bigint")
+    quotient = Call("div", (x, y), "bigint")
+    is_zero = Call("=", (y, zero), "boolean")
+    assert evaluated(Call("case", (is_zero, zero, quotient), "bigint"), columns) == [2, 0, None, None]
+    assert evaluated(Call("or", (is_zero, Call(">", (quotient, zero), "boolean")), "boolean"), columns) == [
+        True, True, None, None,
+    ]  # fmt: skip
+    assert evaluated(Call("coalesce", (Call("div?", (x, y), "bigint"), x), "bigint"), columns) == [2, 7, None, 8]
+    assert evaluated(Call("coalesce", (Literal(1, "bigint"), quotient), "bigint"), columns) == 1
+    with pytest.raises(pa.ArrowInvalid, match="divide by zero"):
+        evaluated(Call("coalesce", (quotient, zero), "bigint"), columns)
+
+
+def test_a_column_that_no_row_has_is_null_in_its_own_type() -> None:
+    sums = values(Call("+", (column("x", "int"), Literal(1, "int")), "int"), lambda ref: pa.nulls(2), 2)
+    assert (sums.type, sums.to_pylist()) == (pa.int32(), [None, None])
+
+
+def test_times_leave_an_expression_as_times() -> None:
+    at = pa.array([0, None], pa.timestamp("us", "Europe/Berlin"))
+    later = values(Call("shift", (column("x", "timestamp"), Literal(5, "bigint")), "timestamp"), lambda ref: at, 2)
+    assert (later.type, later.cast(pa.int64()).to_pylist()) == (pa.timestamp("us", "UTC"), [5, None])

@@ -55,7 +55,9 @@ def _graph_text(graph: JoinGraph) -> str:
         "aliases": [[a.name, a.relation, a.filter, encode(a.columns), a.ttl_us] for a in graph.aliases],
         "equalities": [str(e) for e in graph.equalities],
         "windows": [str(w) for w in graph.windows],
-        "conditions": [[c.sql, None if c.expr is None else to_json(c.expr)] for c in graph.conditions],
+        "conditions": [
+            [c.sql, to_json(c.expr) if c.expr is not None and c.is_digested else None] for c in graph.conditions
+        ],
         "outputs": [[o.name, o.type, o.sql] for o in graph.outputs],
     }
     return json.dumps(parts, sort_keys=True)

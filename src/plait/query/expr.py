@@ -27,6 +27,10 @@ from typing import Any
 
 Scalar = bool | int | float | str | None
 
+_OVERFLOWING = ("+", "-", "*", "neg", "abs")
+_DIVIDING = ("/", "div", "mod")
+_FAILING = (*_DIVIDING, "shift", "unscaled")
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnRef:
@@ -75,6 +79,24 @@ def columns_of(expr: Expr) -> tuple[ColumnRef, ...]:
     if isinstance(expr, Literal):
         return ()
     return tuple(dict.fromkeys(ref for arg in expr.args for ref in columns_of(arg)))
+
+
+def may_fail(expr: Expr) -> bool:
+    """Whether evaluating the expression raises for some values.
+
+    >>> may_fail(Call("+", (Literal(1, "int"), Literal(2, "int")), "int"))
+    True
+    >>> may_fail(Call("/", (ColumnRef("a", "x", "double"), Literal(9.0, "double")), "double"))
+    False
+    """
+    if not isinstance(expr, Call):
+        return False
+    integral = expr.type in ("tinyint", "smallint", "int", "bigint")
+    divisor = expr.args[-1]
+    fails = expr.op in _FAILING or (integral and expr.op in _OVERFLOWING)
+    if expr.op in _DIVIDING and isinstance(divisor, Literal):
+        fails = divisor.value in (0, -1)
+    return fails or any(map(may_fail, expr.args))
 
 
 def replaced(expr: Expr, column: Callable[[ColumnRef], ColumnRef]) -> Expr:

@@ -92,6 +92,8 @@ class Condition:
     sql: str
     refs: tuple[ColumnRef, ...]
     expr: Expr | None = None
+    is_digested: bool = True
+    """Whether `expr` is part of the query's digest; not where earlier releases left the condition to Spark."""
 
 
 @dataclass(frozen=True, slots=True)

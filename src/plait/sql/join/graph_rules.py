@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from plait.errors import QueryError
-from plait.query.expr import Call, ColumnRef, Expr, columns_of
+from plait.query.expr import Call, ColumnRef, Expr, columns_of, may_fail
 from plait.query.graph import INTEGRAL, Alias, Condition, Equality, JoinGraph, Output, Window
 from plait.query.relation import ColumnDef, Relation
 from plait.sql.catalyst.refusals import always_false
@@ -169,10 +169,17 @@ def take_conditions(draft: Draft) -> None:
     for node in {node.template: node for node in draft.pending}.values():
         expr = translate(node)
         refs = draft.base_columns(node) if expr is None else columns_of(expr)
+        late = None
         if expr is None:
             draft.left_to_spark.append(node)
-        draft.conditions.append(Condition(draft.printer.over_join(node), refs, expr))
+            late = _total(output_expr(node, draft.column)) if draft.computes else None
+        draft.conditions.append(Condition(draft.printer.over_join(node), refs, expr or late, late is None))
     draft.pending = []
+
+
+def _total(expr: Expr | None) -> Expr | None:
+    """A condition is checked as soon as its columns have been joined: on rows that may not become results."""
+    return None if expr is None or may_fail(expr) else expr
 
 
 def reconnect_constants(draft: Draft) -> None:

@@ -40,11 +40,13 @@ _TEXTS = {"Concat": "concat", "ConcatWs": "concatws"}
 _EPOCHS = {"UnixMicros": 1, "UnixMillis": 1_000, "UnixSeconds": 1_000_000}
 _DAYS = {"DateAdd": "addday", "DateSub": "subday", "DateDiff": "days"}
 _SHIFTS = ("TimestampAddInterval", "TimeAdd")
+_DEEPEST = 64
+"""Levels of an expression that tasks evaluate: each takes a few of Python's frames."""
 
 
-def output_expr(node: Node, column: Callable[[Node], ColumnRef]) -> Expr | None:
+def output_expr(node: Node, column: Callable[[Node], ColumnRef], depth: int = 0) -> Expr | None:
     """The expression by which tasks compute an output, or None if Spark has to; `column` gives a stream's column."""
-    if not is_native_type(node.type):
+    if not is_native_type(node.type) or depth > _DEEPEST:
         return None
     if node.name == "AttributeReference":
         return column(node)
@@ -54,7 +56,7 @@ def output_expr(node: Node, column: Callable[[Node], ColumnRef]) -> Expr | None:
         # Which intervals have a fixed length is a matter of the time zone: the same rule as for conditions.
         moved = Translator(lambda n: column(n) if n.column is not None else None)(node)
         return moved if isinstance(moved, Call) and moved.op == "shift" else None
-    args = tuple(arg for arg in (output_expr(arg, column) for arg in node.args) if arg is not None)
+    args = tuple(arg for arg in (output_expr(arg, column, depth + 1) for arg in node.args) if arg is not None)
     if len(args) < len(node.args):
         return None
     return _call(node, args)

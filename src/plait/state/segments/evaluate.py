@@ -19,16 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from plait.query.expr import Call, ColumnRef, Expr, Literal
-from plait.query.graph import INTEGRAL
+from plait.query.expr import Call, ColumnRef, Expr, Literal, may_fail
 from plait.state.segments.operators import Value, applied, arrow_type, inner_type, result_type
 
 __all__ = ["arrow_type", "holds", "values"]
 
 Lookup = Callable[[ColumnRef], pa.Array]
 
-_FAILING_ON_INTEGERS = ("+", "-", "*", "neg", "abs")
-_FAILING = ("/", "div", "mod", "shift", "unscaled")
 _DIVISIONS = ("/", "/?", "div", "div?", "mod", "mod?")
 _NULL_IS_NO_REASON_TO_STOP = ("<=>", "greatest", "least", "concat", "concatws")
 
@@ -46,15 +43,6 @@ def values(expr: Expr, column: Lookup, rows: int) -> pa.Array:
     found = _value(expr, column) if rows else pa.array([], inner_type(expr.type))
     found = pa.repeat(found, rows) if isinstance(found, pa.Scalar) else found
     return found if found.type == kind else found.cast(kind)
-
-
-def may_fail(expr: Expr) -> bool:
-    """Whether evaluating the expression can raise for some row."""
-    if not isinstance(expr, Call):
-        return False
-    if expr.op in _FAILING or (expr.op in _FAILING_ON_INTEGERS and expr.type in INTEGRAL):
-        return True
-    return any(map(may_fail, expr.args))
 
 
 def _value(expr: Expr, column: Lookup) -> Value:
