@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from plait.errors import CorruptionError
-from plait.query.graph import INTEGRAL
+from plait.query.graph import FIXED_KEYS
 from plait.query.plan import Plan, QueryPlan
 from plait.runtime.task.result_writer import ResultWriter, results_folder, sync_results
 from plait.sql.answer.residual import finish
@@ -30,9 +30,8 @@ from plait.state.log.manifest import ResultFile
 SMALL_BYTES = 32 << 20
 """Up to this much in memory, Spark works in one task and its rows pass through the driver: that needs no exchange."""
 _ROWS_AT_A_TIME = 1024
-_FIXED = {*INTEGRAL, "boolean", "float", "double", "date", "timestamp", "timestamp_ntz"}
 _FIXED_BYTES = 16
-"""The most that a value of such a type, or a decimal, takes."""
+"""The most that a value takes whose type has a fixed size."""
 
 
 @dataclass
@@ -197,7 +196,7 @@ def stays_small(query: QueryPlan, files: Iterable[ResultFile]) -> bool:
     """
     files, names = list(files), {f"`{name.replace('`', '``')}`" for name, _ in query.columns}
     computed = [kind for (sql, _), (_, kind) in zip(query.select, query.output, strict=False) if sql not in names]
-    if not all(kind in _FIXED or kind.startswith("decimal") for kind in computed):
+    if not all(kind in FIXED_KEYS or kind.startswith("decimal") for kind in computed):
         return False
     grown = _FIXED_BYTES * len(computed) * sum(file.rows for file in files)
     return sum(file.weight for file in files) + grown <= SMALL_BYTES
