@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,35 @@ def test_spark_appears_only_where_it_must(path: Path) -> None:
         facade = ("engine.py", "queries.py", "defining.py", "run.py", "starting.py", "testing.py")
         allowed = ("sql/catalyst/read_query.py", "sql/answer/residual.py", "runtime/", "serve/", *facade)
         assert here.startswith(allowed), f"{here} imports pyspark"
+
+
+LIVE = re.compile(r"\b_j(vm|df|sparkSession|sc|conf)\b|\.(nodeName|exprId|catalogString|queryExecution)\(\)")
+"""Objects of the JVM, and what is asked of Catalyst's nodes."""
+HOLD_LIVE = {
+    "engine.py",
+    "catalog/settings.py",
+    "runtime/driver/named_sources.py",
+    "runtime/driver/prepare.py",
+    "runtime/spark/session.py",
+    "runtime/task/exchange.py",
+    "serve/prompt/sql_session.py",
+    "sql/answer/convert.py",
+    "sql/answer/final_groups.py",
+    "sql/answer/group_filter.py",
+    "sql/answer/grouping.py",
+    "sql/answer/maintain.py",
+    "sql/answer/residual.py",
+    "sql/catalyst/allow_list.py",
+    "sql/catalyst/logical.py",
+    "sql/catalyst/read_query.py",
+    "sql/catalyst/refusals.py",
+    "sql/join/expressions.py",
+}
+
+
+def test_live_objects_of_the_jvm_are_held_in_named_places_only() -> None:
+    users = {str(p.relative_to(ROOT)) for p in modules() if LIVE.search(p.read_text())}
+    assert users == HOLD_LIVE, "a new place needs a reason, and one that is gone leaves the list"
 
 
 def test_no_pickle_rests_on_disk() -> None:

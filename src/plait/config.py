@@ -97,7 +97,8 @@ class Config:
 
     max_future: str | None = "1 day"
     """An event time further ahead of the clock than this moves no watermark: one wrong row would let all state expire.
-    Such rows are joined like others, and counted.  None lets every row move it."""
+    Such rows are joined like others, and counted.  A clock that jumps further ahead while the engine runs ends no TTL.
+    None lets every row move it, and believes the clock."""
 
     on_missing_query: str = "refuse"
     """What a start does about a query, stream or table that lives on the checkpoint and that the program neither

@@ -35,6 +35,7 @@ from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
 from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.sinks import Keep, Sink
 from plait.runtime.driver.source_log import can_change_streams, choose_sources
+from plait.runtime.driver.steady_clock import SteadyClock
 from plait.runtime.driver.stopping import Stopping
 from plait.runtime.driver.verified import forget_verified, verified_dir
 from plait.runtime.spark.failures import translated
@@ -96,6 +97,7 @@ class Engine:
         self._running: Admission | None = None
         """The admission of the last start: versions are added while it runs."""
         self._live = LiveState()
+        self._clock = SteadyClock(self.config.max_future_us)
         self._closed = False
         self._lock = threading.RLock()
         """Held while something is registered, and while what is registered is admitted."""
@@ -392,6 +394,7 @@ class Engine:
             sinks=sinks,
             verified_dir=verified_dir(self.checkpoint),
             watermark_policy=admission.policy,
+            clock=self._clock,
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             changes=admission,
             sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, sinks, admission.policy)),

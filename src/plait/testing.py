@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -175,7 +175,7 @@ class LocalEngine:
         config: Config | None = None,
         *,
         predicates: Mapping[str, Expr] | None = None,
-        clock: Clock | None = None,
+        clock: Callable[[], int] | None = None,
         planner: Planner | None = None,
         changes: Changes | None = None,
         seed: int = 0,

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +16,7 @@ from hypothesis import strategies as st
 
 from plait.config import KEY_GROUPS
 from plait.kernels import hashing
-from plait.kernels.hashing import (
-    combine,
-    group_bounds,
-    hash_bytes,
-    key_group,
-    mix64,
-    owner,
-    slice_bounds,
-    task_bounds,
-    task_slices,
-)  # fmt: skip
+from plait.kernels.hashing import combine, hash_bytes, key_group, mix64, owner, task_bounds
 
 WORD = st.integers(0, 2**64 - 1)
 MASK = 2**64 - 1
@@ -126,22 +117,10 @@ def test_every_key_group_has_exactly_one_owner(tasks: int) -> None:
 def test_a_tasks_share_of_a_sorted_run_is_a_slice(values: list[int], tasks: int) -> None:
     run = np.sort(np.array([*values, 0, MASK], np.uint64))
     owners = owner(run, tasks)
-    slices = task_slices(run, tasks)
-    bounds = group_bounds(tasks)
+    slices = [*np.searchsorted(run, task_bounds(tasks)).tolist(), len(run)]
     assert slices[0] == 0
-    assert slices[-1] == len(run)
-    for t in range(tasks):
-        begin, end = slice_bounds(run, int(bounds[t]), int(bounds[t + 1]))
-        assert (begin, end) == (slices[t], slices[t + 1])
+    for t, (begin, end) in enumerate(pairwise(slices)):
         assert (owners[begin:end] == t).all()
-
-
-def test_an_empty_range_of_key_groups_is_an_empty_slice() -> None:
-    run = mix64(np.arange(100, dtype=np.uint64))
-    run.sort()
-    begin, end = slice_bounds(run, 500, 500)
-    assert begin == end
-    assert slice_bounds(np.empty(0, np.uint64), 0, 1024) == (0, 0)
 
 
 def test_compiled_code_is_cached_where_only_the_user_can_write(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,16 +26,30 @@ from plait.catalog.changes import Definition
 from plait.config import Config
 from plait.query.expr import Expr
 from plait.query.graph import JoinGraph
+from plait.query.plan import watermark_ms
 from plait.query.relation import Relation
+from plait.runtime import faults
 from plait.runtime.driver.sinks import Keep
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
-from plait.testing import Clock, LocalEngine
+from plait.testing import Clock, LocalEngine, fault
 from tests.oracle import Bag, Oracle, bag
 from tests.random_joins import START, Case, cases, stamped
 
+# A process that is killed closes no file; here it lives on.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
 COMMON = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 SINCE = ("now", "state", "new")
+POINTS = (
+    *("task.append", "task.probe", "task.merge", "task.replay", "task.build", "task.end", "task.hop"),
+    *("results.merge", "commit.2", "commit.3", "commit.4", "receipt", "commit.5"),
+)
+"""Where an epoch may die (`runtime/faults.py`)."""
+
+
+class Killed(BaseException):
+    """What a killed process is to a test that lives on."""
 
 
 @dataclass
@@ -62,10 +77,14 @@ class Changing:
         self.clock = Clock()
         self.engine: LocalEngine | None = None
         self.admission: Admission | None = None
+        self.asked: tuple[Mapping[str, tuple[str, str]], dict[str, Any]] = {}, {}
+        """The queries and settings of the last start."""
+        self.kills = 0
 
     def restart(self, queries: Mapping[str, tuple[str, str]], dropped: frozenset[str], **config: Any) -> Catalog:
         """Opens the checkpoint with these queries, by name: (query of the case, since)."""
         self.close()
+        self.asked = queries, config
         settings = Config(**{"tasks": 1, "sync": False, "max_future": None, "gc_grace_seconds": 0.0, **config})
         with Checkpoint(self.directory, settings) as opened:
             found = catalogs.newest(opened.files)
@@ -99,10 +118,39 @@ class Changing:
         id = lives.id if lives is not None and lives.sql == text else before.next_id(name)
         return Definition(id, name, text, {id: self.graphs[of]}, "append", since, False, None)
 
+    def run(self, arrivals: Mapping[str, pa.Table], die_at: str | None = None) -> dict[str, pa.Table]:
+        """One epoch.  Where it dies, the same program is started again, and does what is not committed once more."""
+        assert self.engine is not None
+        epoch = self.engine.live.epoch + 1
+        if die_at is None:
+            return self.engine.run(arrivals)
+        try:
+            with fault(die_at, epoch), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(faults, "die", _raise_killed)
+                return self.engine.run(arrivals)
+        except Killed:
+            self.kills += 1
+        queries, config = self.asked
+        self.restart(queries, frozenset(), **config)
+        assert self.engine is not None
+        if self.engine.live.epoch < epoch:
+            return self.engine.run(arrivals)
+        manifest = self.engine.checkpoint.log.read(epoch)
+        found: dict[str, list[pa.Table]] = {join: [] for join in manifest.begins}
+        for file in manifest.results:
+            data = self.engine.checkpoint.results.read(file.path)
+            assert data is not None
+            found.setdefault(file.query, []).append(pq.read_table(pa.BufferReader(data)))
+        return {join: pa.concat_tables(tables) if tables else pa.table({}) for join, tables in found.items()}
+
     def close(self) -> None:
         if self.engine is not None:
             self.engine.close()
             self.engine = None
+
+
+def _raise_killed() -> None:
+    raise Killed
 
 
 def _evaluable(graph: JoinGraph, predicates: Mapping[str, Expr]) -> JoinGraph:
@@ -162,19 +210,28 @@ class Past:
         return least, whole
 
 
-@settings(COMMON, max_examples=15)
+@settings(COMMON, max_examples=10)
 @given(cases(most_aliases=3, most_queries=3, rows=(24, 16), spread=(6, 3), epochs=(6,)), st.integers(0, 2**32 - 1))
 def test_oracle_queries_that_come_and_go_give_what_they_would_give_alone(case: Case, seed: int) -> None:
     check(case, seed)
 
 
-@settings(COMMON, max_examples=10)
+@settings(COMMON, max_examples=7)
 @given(
     cases(windows=True, most_aliases=3, most_queries=2, rows=(24, 16), spread=(4, 3), epochs=(6,)),
     st.integers(0, 2**32 - 1),
 )
 def test_oracle_windowed_queries_that_come_and_go(case: Case, seed: int) -> None:
     check(in_order(case, seed), seed, since=("now", "new"))
+
+
+@settings(COMMON, max_examples=8)
+@given(
+    cases(windows=True, most_aliases=3, most_queries=3, rows=(24, 16), spread=(4, 3), epochs=(6,)),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_query_gives_the_same_rows_alone_and_beside_others_whatever_is_late(case: Case, seed: int) -> None:
+    check_alone(case, seed)
 
 
 @pytest.mark.soak
@@ -201,8 +258,11 @@ def in_order(case: Case, seed: int) -> Case:
     return replace(case, relations=relations, arrivals=arrivals)
 
 
-def check(case: Case, seed: int, since: Sequence[str] = SINCE) -> None:
-    """Runs a case, changing its queries between epochs; after every epoch each query's rows are the oracle's."""
+def check(case: Case, seed: int, since: Sequence[str] = SINCE, kills: float = 0.3) -> int:
+    """Runs a case, changing its queries between epochs; after every epoch each query's rows are the oracle's.
+
+    Some epochs are killed on the way, and done again; how many is what it returns.
+    """
     choose = random.Random(seed)
     keep = {name: choose.choice(("used", "used", "all")) for name in case.relations}
     with tempfile.TemporaryDirectory(prefix="plait-changes-") as directory, Oracle() as oracle:
@@ -218,13 +278,56 @@ def check(case: Case, seed: int, since: Sequence[str] = SINCE) -> None:
                 assert changing.engine is not None
                 changing.engine.change(tasks=choose.randint(1, 3))
                 changing.clock.advance(1)
-                added = changing.engine.run(arrivals)
+                added = changing.run(arrivals, choose.choice(POINTS) if choose.random() < kills else None)
                 for name, table in arrivals.items():
                     oracle.append(name, _born(stamped(table, changing.clock.now_us), epoch))
                 _compare(changing, case, living, oracle, epoch, added)
             _drop_all(changing, living, len(case.arrivals))
         finally:
             changing.close()
+        return changing.kills
+
+
+def check_alone(case: Case, seed: int) -> None:
+    """One query, with and without others that come and go: in every epoch the same rows, and the same watermark.
+
+    It begins with the checkpoint, or later and without a past: then it gives what it would give on a new checkpoint.
+    """
+    choose = random.Random(seed)
+    target, begin = choose.choice(list(case.queries)), choose.choice((0, 0, 1, 3))
+    beside = _rows_of(case, target, begin, random.Random(seed), beside=True)
+    alone = _rows_of(replace(case, arrivals=case.arrivals[begin:]), target, 0, random.Random(seed), beside=False)
+    assert beside == alone
+
+
+def _rows_of(case: Case, target: str, begin: int, choose: random.Random, beside: bool) -> list[tuple[Bag, int | None]]:
+    """By epoch the rows and the watermark of a query that begins with an epoch, and does not look back."""
+    found: list[tuple[Bag, int | None]] = []
+    others: dict[str, tuple[str, str]] = {}
+    with tempfile.TemporaryDirectory(prefix="plait-alone-") as directory:
+        changing = Changing(directory, case, choose, dict.fromkeys(case.relations, "used"))
+        try:
+            for epoch, arrivals in enumerate(case.arrivals):
+                before = others
+                if beside and (not others or choose.random() < 0.6):
+                    kept = {name: q for name, q in others.items() if choose.random() < 0.5}
+                    new = {f"n{epoch}{i}": (choose.choice(list(case.queries)), choose.choice(SINCE)) for i in range(2)}
+                    others = {**kept, **new}
+                if epoch in (0, begin) or others != before:
+                    mine = {"target": (target, "new")} if epoch >= begin else {}
+                    changing.restart({**others, **mine}, frozenset(before))
+                assert changing.engine is not None
+                changing.clock.advance(1)
+                added = changing.run(arrivals, choose.choice(POINTS) if beside and choose.random() < 0.2 else None)
+                if epoch >= begin:
+                    assert changing.admission is not None
+                    id = changing.admission.now.catalog.queries["target"].id
+                    marks = changing.admission.now.allocation.marks[id]
+                    rows = bag(added[id]) if id in added else Counter()
+                    found.append((rows, watermark_ms(marks, changing.engine.live.marks_ms, "min")))
+        finally:
+            changing.close()
+    return found
 
 
 def _born(table: pa.Table, epoch: int) -> pa.Table:
@@ -262,7 +365,8 @@ def _change(
         for alias, floor in floors.items():
             least, whole = past.bounds(case.graphs[of], alias, epoch)
             if since == "new":
-                assert floor == epoch
+                # It has no past, and so waits for none.
+                assert floor == epoch == entry.live_since
             elif len(starts) < len(SINCE):
                 # What was let expire is missing: a query with a longer window begins behind it.
                 assert least <= floor <= epoch
@@ -295,7 +399,7 @@ def _compare(
             query.live_since = entry.live_since
             if query.since != "state":
                 query.before = oracle.bag(floored(case, query.of, query.floors, entry.live_since))
-        query.found += bag(added[query.id])
+        query.found += bag(added.get(query.id, pa.table({})))
         expected = oracle.bag(floored(case, query.of, query.floors)) - query.before
         assert query.found == expected, (
             f"{name} ({query.since}) after epoch {epoch}: missing {expected - query.found}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from plait.config import Config
 from plait.runtime.answers import result_reader as rows
 from plait.runtime.answers.answer import mergeable
-from plait.runtime.answers.result_reader import SMALL_BYTES
+from plait.runtime.answers.result_reader import SMALL_BYTES, stays_small
 from plait.runtime.driver.batch_sizes import BATCH_BYTES, LIMIT, UNLIMITED, Batches
 from plait.runtime.spark.session import SETTINGS
 from plait.runtime.task import bucketise
@@ -20,6 +21,7 @@ from plait.runtime.task.exchange import decode
 from plait.runtime.task.result_writer import ResultWriter
 from plait.share.planner import Planner
 from plait.state.files.storage import LocalFiles
+from plait.state.log.manifest import ResultFile
 from tests.share.streams import joined, streams
 
 WIDE = "x" * 100_000
@@ -98,3 +100,23 @@ def test_a_result_file_weighs_what_its_rows_do_in_memory(tmp_path: Path) -> None
     small = table.slice(0, 10).combine_chunks()
     pq.write_table(small, tmp_path / "small.parquet")
     assert rows._counted(str(tmp_path / "small.parquet")) == (10, pytest.approx(small.nbytes, rel=0.01))
+
+
+def test_rows_that_spark_may_make_larger_do_not_pass_through_the_driver() -> None:
+    (query,) = Planner({"q": joined("a.k = b.k")}, streams("ab"), Config(replan_epochs=0)).plan.queries
+    query = replace(query, columns=(("a.id", "bigint"), ("b.s", "string")), output=(("x", "string"),))
+    few = [ResultFile("q", "f", rows=1000, bytes=10, checksum="", unpacked=50_000)]
+    for sql, kind, small in (
+        ("`b.s`", "string", True),
+        ("`a.id` + 1", "bigint", True),
+        ("CAST(`a.id` AS DECIMAL(20, 2))", "decimal(20,2)", True),
+        ("repeat(`b.s`, 1000000)", "string", False),
+        ("collect_list(`b.s`)", "array<string>", False),
+    ):
+        asked = replace(query, select=((sql, "x"),), output=(("x", kind),))
+        assert stays_small(asked, few) == small, sql
+    assert stays_small(replace(query, select=()), few)
+    # A thousand numbers more per row are more than the rows themselves.
+    wide = replace(query, select=(("`a.id` + 1", "x"),) * 3000, output=(("x", "bigint"),) * 3000)
+    assert not stays_small(wide, few)
+    assert not stays_small(query, [replace(few[0], unpacked=SMALL_BYTES + 1)])

@@ -123,13 +123,24 @@ def test_a_retyped_column_of_parquet_is_an_error_that_names_the_file(spark: Spar
         assert sorted(map(tuple, query.results().collect())) == [(1, 10), (2, 20)]
 
 
-def test_a_retyped_column_of_json_is_null_where_it_cannot_be_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_retyped_column_of_json_is_null_where_it_cannot_be_read_and_rows_are_counted_where_the_reader_tells(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     put(tmp_path, "b", "json", 0, {"k": [1, 2], "w": [10, 20]})
     put(tmp_path, "a", "json", 0, {"k": ["one", 2], "v": [1, 2]})
+    with (put(tmp_path, "c", "json", 0, {"k": ["one", 2], "v": [5, 6]})).open("a") as file:
+        file.write("this is no JSON\n")
     with plait.Engine(spark, checkpoint=str(tmp_path / "checkpoint"), config=plait.Config(tasks=1)) as engine:
         query = joined(engine, spark, tmp_path, "json")
-        run_epochs(engine)
+        # Its schema has Spark's column for what could not be read; no query reads it.
+        reader = spark.readStream.schema("k long, v long, _corrupt_record string")
+        engine.stream("c", reader.json(str(tmp_path / "c")))
+        other = engine.query("other", "SELECT c.v, b.w FROM c JOIN b ON c.k = b.k")
+        (progress,) = run_epochs(engine)
         assert list(map(tuple, query.results().collect())) == [(2, 20)]
+        assert list(map(tuple, other.results().collect())) == [(6, 20)]
+        assert progress["rows_null_key"] == {"a": 1, "c": 2}
+        assert progress["rows_corrupt"] == {"c": 2}
 
 
 # Names.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -66,7 +65,7 @@ def expected_sql(name: str) -> str:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("plait.engine.Services", partial(Services, clock=clock))
+    monkeypatch.setattr("plait.engine.SteadyClock", lambda _: clock)
     return clock
 
 

@@ -15,7 +15,7 @@ from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
 from plait.sql.catalyst.logical import logical_of
 from plait.sql.catalyst.plan_reader import UNKNOWN
-from plait.sql.catalyst.read_query import read_graph
+from plait.sql.catalyst.read_query import read_query
 
 pytestmark = pytest.mark.spark
 
@@ -38,7 +38,8 @@ def read(session: SparkSession, sql: str, streams: Mapping[str, str] = STREAMS) 
         name: Relation(name, tuple((f.name, f.dataType.simpleString()) for f in schema.fields))
         for name, schema in schemas.items()
     }
-    return read_graph(session, relations, schemas, sql)
+    (graph,) = read_query(session, relations, schemas, "q", sql).graphs.values()
+    return graph
 
 
 @pytest.mark.parametrize(

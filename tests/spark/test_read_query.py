@@ -31,7 +31,7 @@ from plait.query.graph import JoinGraph
 from plait.query.plan import QueryPlan
 from plait.query.relation import Relation
 from plait.sql.answer.residual import finish
-from plait.sql.catalyst.read_query import read_graph, relation_of, reserved_words
+from plait.sql.catalyst.read_query import read_query, relation_of, reserved_words
 from plait.sql.join.expressions import Printer, quote
 from plait.sql.join.multiway import items
 
@@ -120,7 +120,8 @@ def value_of(kind: str, choose: random.Random) -> Any:
 
 
 def read(spark: SparkSession, sql: str) -> JoinGraph:
-    return read_graph(spark, relations(), schemas(), sql)
+    (graph,) = read_query(spark, relations(), schemas(), "q", sql).graphs.values()
+    return graph
 
 
 # ---------------------------------------------------------------- golden graphs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.runtime.driver.driver import Services
 from plait.testing import Clock, ScriptedStream, run_epochs
 from tests.oracle import Bag, bag, batch_join
 from tests.spark.test_queries import epoch_bags
@@ -126,7 +124,7 @@ def test_an_idle_source_does_not_block_the_others(spark: SparkSession, tmp_path:
 
 def test_a_row_lives_as_long_as_its_ttl(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("plait.engine.Services", partial(Services, clock=clock))
+    monkeypatch.setattr("plait.engine.SteadyClock", lambda _: clock)
     streams = {n: ScriptedStream(spark, tmp_path / n, "id int, k int") for n in "ab"}
     with plait.Engine(spark, str(tmp_path / "checkpoint"), plait.Config(tasks=2)) as engine:
         engine.stream("a", streams["a"].frame(), ttl="10 seconds")

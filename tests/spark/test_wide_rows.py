@@ -33,6 +33,7 @@ def test_wide_rows_take_no_more_memory_than_narrow_ones(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["rows"], report["text"]) == (ROWS, ROWS * WIDTH)
+    assert report["longer"] == ROWS
     # A worker that has imported everything holds 215 MB, and maps what it has written; the rows, once, are 300 MB more.
     assert max(report["workers"]) < 480 << 20, report
     # The results are small as files; as rows they are 300 MB, which the driver never has.

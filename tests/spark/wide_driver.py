@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 import plait
 
 SQL = "SELECT a.v, a.t, concat(b.w, '!') AS w FROM a JOIN b ON a.k = b.k"
+LONGER = "SELECT a.v, repeat(b.w, 15000) AS w FROM a JOIN b ON a.k = b.k"
+"""Few bytes are joined, and Spark makes 160 MB of them."""
 
 
 def main(home: Path) -> None:
@@ -32,12 +34,16 @@ def main(home: Path) -> None:
         engine.stream("a", spark.readStream.schema("k long, v long, t string").parquet(str(home / "a")))
         engine.stream("b", spark.readStream.schema("k long, w string").parquet(str(home / "b")))
         query = engine.query("q", SQL)
-        engine.start(available_now=True).await_termination()
+        engine.query("longer", LONGER)
+        run = engine.start(available_now=True)
+        run.await_termination()
         grown = peak(os.getpid()) - before
         workers = [p.pid for p in psutil.Process().children(recursive=True) if p.name().startswith("python")]
         held = [peak(pid) for pid in workers]
         rows = query.results().selectExpr("v", "length(t) AS n", "w").toArrow()
+        longer = sum(progress["rows_out"]["longer"] for progress in run.recent_progress)
     report = {"driver": grown, "workers": held, "rows": rows.num_rows, "text": pc.sum(rows.column("n")).as_py()}
+    report["longer"] = longer
     (home / "report.json").write_text(json.dumps(report))
 
 

@@ -75,19 +75,6 @@ def owner(hashes: U64, tasks: int) -> I64:
     return owners
 
 
-def slice_bounds(sorted_hashes: U64, lo_group: int, hi_group: int) -> tuple[int, int]:
-    """The rows [begin, end) whose key group is in [lo_group, hi_group)."""
-    begin = int(np.searchsorted(sorted_hashes, np.uint64(lo_group << 54))) if lo_group > 0 else 0
-    end = int(np.searchsorted(sorted_hashes, np.uint64(hi_group << 54))) if hi_group < GROUPS else len(sorted_hashes)
-    return begin, max(begin, end)
-
-
-def task_slices(sorted_hashes: U64, tasks: int) -> I64:
-    """tasks + 1 row numbers: task t owns the rows from slices[t] up to but without slices[t+1]."""
-    begins = np.searchsorted(sorted_hashes, task_bounds(tasks))
-    return np.append(begins, len(sorted_hashes)).astype(np.int64)
-
-
 @jit
 def _mix(z: np.uint64) -> np.uint64:
     z = (z ^ (z >> _S30)) * _MIX1

@@ -217,6 +217,8 @@ class Progress:
     epoch: int
     timestamp: float
     """When it was reported, in seconds since 1970."""
+    clock: float
+    """The time that TTLs go by, in seconds since 1970."""
     rows_in: Mapping[str, int]
     rows_out: Mapping[str, int]
     rows_late: Mapping[str, int]

@@ -5,6 +5,7 @@ file `<prefix><point>@<epoch>`, so that a retried task, or the same program star
 Costs one look at the environment; does nothing unless asked.
 
     task.append  task.probe  task.merge               in a Python worker, after that part of its work
+    task.replay  task.build                           the same: old rows of a first look, and of a store that is filled
     task.end  task.hop                                the same, when all is written and handed over: first, later hop
     commit.1 … commit.5                               on the driver, between the steps of runtime/driver/commit.py
     finish                                            on the driver, after Spark's part of a query
@@ -29,4 +30,9 @@ def reached(point: str, epoch: int) -> None:
             os.close(os.open(f"{once}{point}@{epoch}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
+    die()
+
+
+def die() -> None:
+    """Ends the process, as a power cut would."""
     os.kill(os.getpid(), signal.SIGKILL)

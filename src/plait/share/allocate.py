@@ -74,7 +74,14 @@ def allocate(
     """The layout from epoch `epoch` on; inputs are in the order of registration."""
     graphs = {name: w.graph for name, w in wanted.items()}
     relations = with_ttls(graphs, relations)
-    marks, every_mark = marks_of(graphs, relations)
+    begun = {
+        name: max((floor for a, floor in w.floors.items() if w.graph.alias(a).relation not in tables), default=0)
+        if w.floors is not None
+        else epoch
+        for name, w in wanted.items()
+        if w.since == "new"
+    }
+    marks, every_mark = marks_of(graphs, relations, begun)
     filters, next_filter = filters_of(before, graphs, relations, marks)
     found = Stores(before, epoch, version, history or {}, tables, relations)
     found.relation_of = {(name, a.name): a.relation for name, g in graphs.items() for a in g.aliases}

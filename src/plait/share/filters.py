@@ -18,12 +18,13 @@ from plait.query.relation import Relation
 
 
 def marks_of(
-    graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation]
+    graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation], begun: Mapping[str, int]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, dict[str, Mark]]]:
     """By join the marks of its watermark, and all marks by relation.
 
     A watermark depends on the rows that a query can use, and on no others: a neighbour with another filter sees
-    other rows, and must not make any late.
+    other rows, and must not make any late.  Nor must one that was there before a query that has no past: `begun` says
+    of such joins with which epoch they began.
     """
     of: dict[str, tuple[str, ...]] = {}
     every: dict[str, dict[str, Mark]] = {}
@@ -37,7 +38,8 @@ def marks_of(
             if None in texts:
                 texts = (None,)
             required = tuple(sorted(frozenset.intersection(*(graph.required(a.name) for a in mine))))
-            digest = hashlib.sha256(json.dumps([texts, required]).encode()).hexdigest()[:8]
+            meant = [texts, required, *([begun[name]] if begun.get(name) else [])]
+            digest = hashlib.sha256(json.dumps(meant).encode()).hexdigest()[:8]
             mark = Mark(f"{relation}:{digest}", texts, required)
             every.setdefault(relation, {})[mark.key] = mark
             keys.append(mark.key)

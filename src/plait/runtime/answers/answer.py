@@ -28,7 +28,7 @@ from plait.errors import QueryError
 from plait.query.group_filter import Among, Narrowing
 from plait.query.plan import watermark_ms
 from plait.query.semi_join import Partners
-from plait.runtime.answers.result_reader import SMALL_BYTES, ResultRows
+from plait.runtime.answers.result_reader import SMALL_BYTES, ResultRows, stays_small
 from plait.runtime.answers.semi_join import Others
 from plait.runtime.driver.sinks import Sink
 from plait.runtime.task import group_writer
@@ -354,7 +354,8 @@ class Sources:
             return []
         if (groups := self.live.groups.of(source.name, files, rows)) is not None:
             return rows.written_here(source.name, groups, whole=True)
-        small = sum(file.weight for file in files) <= SMALL_BYTES
+        query = rows.plan.query_by_name[source.name]
+        small = stays_small(query if source.maintained is None else replace(query, select=()), files)
         frame = read(residual, source, rows, files, files)
         whole = frame if source.maintained is None else merged(frame, source.maintained)
         if small:

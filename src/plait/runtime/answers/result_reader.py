@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from plait.errors import CorruptionError
+from plait.query.graph import FIXED_KEYS
 from plait.query.plan import Plan, QueryPlan
 from plait.runtime.task.result_writer import ResultWriter, results_folder, sync_results
 from plait.sql.answer.residual import finish
@@ -29,6 +30,8 @@ from plait.state.log.manifest import ResultFile
 SMALL_BYTES = 32 << 20
 """Up to this much in memory, Spark works in one task and its rows pass through the driver: that needs no exchange."""
 _ROWS_AT_A_TIME = 1024
+_FIXED_BYTES = 16
+"""The most that a value takes whose type has a fixed size."""
 
 
 @dataclass
@@ -107,7 +110,7 @@ class ResultRows:
             return []
         self.known.update(candidate.path for candidate in candidates)
         rows = finish(self.read(query.columns, candidates), query)
-        small = sum(candidate.weight for candidate in candidates) <= SMALL_BYTES
+        small = stays_small(query, candidates)
         files = self.written_here(query.name, rows.toArrow()) if small else self.written(query.name, rows)
         for candidate in candidates:
             self.checkpoint.results.delete(candidate.path)
@@ -186,6 +189,19 @@ class ResultRows:
         return self.spark.read.schema(schema).option("ignoreMissingFiles", "false").parquet(*paths)
 
 
+def stays_small(query: QueryPlan, files: Iterable[ResultFile]) -> bool:
+    """Whether the rows that Spark makes of joined ones are sure to come to no more than SMALL_BYTES in memory.
+
+    Of a computed text nobody knows the length before it is there (`repeat(…)`), so that is never sure.
+    """
+    files, names = list(files), {f"`{name.replace('`', '``')}`" for name, _ in query.columns}
+    computed = [kind for (sql, _), (_, kind) in zip(query.select, query.output, strict=False) if sql not in names]
+    if not all(kind in FIXED_KEYS or kind.startswith("decimal") for kind in computed):
+        return False
+    grown = _FIXED_BYTES * len(computed) * sum(file.rows for file in files)
+    return sum(file.weight for file in files) + grown <= SMALL_BYTES
+
+
 @lru_cache(maxsize=256)
 def _struct(columns: tuple[tuple[str, str], ...]) -> T.StructType:
     return T.StructType([T.StructField(name, T._parse_datatype_string(kind)) for name, kind in columns])
@@ -203,10 +219,13 @@ def _measured(files: Files, name: str) -> tuple[int, str]:
 def _counted(path: str) -> tuple[int, int]:
     """Rows of a Parquet file, and the bytes of them in memory as far as SMALL_BYTES: beyond, nobody asks how many.
 
-    The file's own sizes do not say that: they are those of encoded columns.
+    The file's own sizes are those of encoded columns: rows are at least as large, and text that repeats far larger.
     """
     unpacked = 0
     with pq.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)]
+        if sum(groups) > SMALL_BYTES:
+            return file.metadata.num_rows, sum(groups)
         for batch in file.iter_batches(_ROWS_AT_A_TIME):
             unpacked += batch.nbytes
             if unpacked > SMALL_BYTES:

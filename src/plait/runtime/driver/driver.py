@@ -10,7 +10,6 @@ An `Epoch` is one micro-batch on its way through the steps of `epoch.py`.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from plait.runtime.driver.batch_sizes import Batches
 from plait.runtime.driver.collect import Collected
 from plait.runtime.driver.sinks import Sink
 from plait.runtime.driver.state_account import StateAccount
+from plait.runtime.driver.steady_clock import system_clock
 from plait.runtime.task.join_task import EpochTask
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState, Manifest
@@ -37,11 +37,6 @@ from plait.state.segments.segment import SegmentInfo
 
 EXCHANGE_SECONDS = 0.1
 """What Spark needs for an exchange between tasks, however little travels."""
-
-
-def system_clock() -> int:
-    """The machine's time in microseconds."""
-    return time.time_ns() // 1000
 
 
 class Planner(Protocol):

@@ -92,6 +92,7 @@ def _progress(epoch: Epoch) -> Progress:
     return Progress(
         epoch=epoch.number,
         timestamp=time.time(),
+        clock=task.clock_us / 1e6,
         rows_in=account.rows_in,
         rows_out={shown(query): rows for query, rows in account.rows_out.items()},
         rows_late=account.rows_late,

@@ -36,7 +36,7 @@ def translated(error: BaseException) -> PlaitError:
     if _UNREACHED.search(text):
         return StorageError(
             "STORAGE_UNREACHABLE",
-            f"a file system does not answer Spark: {_first_line(text)}",
+            f"a file system does not answer Spark: {_telling_line(text)}",
             "check the service, the network and the credentials, then start again: what was committed stays",
         )
     where = _FILE.search(text)
@@ -44,14 +44,14 @@ def translated(error: BaseException) -> PlaitError:
     if _GONE.search(text):
         return SourceError(
             "SOURCE_MISSING",
-            f"a source file{name} is gone: {_first_line(text)}",
+            f"a source file{name} is gone: {_telling_line(text)}",
             "put the file back and start again; if it is gone for good, put one of the same name and columns, without "
             "rows, in its place",
         )
     if _UNREADABLE.search(text):
         return SourceError(
             "SOURCE_CORRUPT",
-            f"a source file{name} cannot be read: {_first_line(text)}",
+            f"a source file{name} cannot be read: {_telling_line(text)}",
             "repair, replace or remove the file and start again; what was committed stays as it is",
         )
     if "Python worker exited unexpectedly" in text:
@@ -61,14 +61,14 @@ def translated(error: BaseException) -> PlaitError:
             "give it more memory, or lower chunk_rows or the rows per epoch; then start again: nothing is lost",
         )
     if "No space left on device" in text:
-        return StorageError("STATE_FULL", f"a disk is full: {_first_line(text)}", "free space and start again")
+        return StorageError("STATE_FULL", f"a disk is full: {_telling_line(text)}", "free space and start again")
     remedy = "see the exception this one was raised from"
-    return PlaitError("SPARK", f"the Spark job failed: {_first_line(text)}", remedy)
+    return PlaitError("SPARK", f"the Spark job failed: {_telling_line(text)}", remedy)
 
 
 def sink_failed(query: str, epoch: int, error: BaseException) -> PlaitError:
     """What a user's own sink raised, in its own words."""
-    said = f": {_first_line(str(error))}" if str(error).strip() else ""
+    said = f": {_telling_line(str(error))}" if str(error).strip() else ""
     return PlaitError(
         "SINK_FAILED",
         f"the sink of query {query!r} failed in epoch {epoch}: {type(error).__name__}{said}",
@@ -76,7 +76,7 @@ def sink_failed(query: str, epoch: int, error: BaseException) -> PlaitError:
     )
 
 
-def _first_line(text: str) -> str:
+def _telling_line(text: str) -> str:
     """The first line that says something, without Spark's wrapping."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"(Exception|Error|\[[A-Z_.]+\])", line) and "Traceback" not in line]

@@ -30,6 +30,7 @@ from plait.serve.prompt.sql_rows import RowWriter, converters
 from plait.serve.prompt.sql_show import SHOWN
 from plait.serve.prompt.sql_statements import HELP, Statement
 from plait.sql.catalyst.allow_list import tables_read
+from plait.sql.catalyst.read_query import said
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -269,7 +270,7 @@ class Session:
         try:
             frame = self.spark.sql(sql)
         except AnalysisException as error:
-            raise QueryError("ANALYSIS", _first_line(error), "correct the query as Spark's message says") from error
+            raise QueryError("ANALYSIS", _briefly(error), "correct the query as Spark's message says") from error
         twice = sorted({name for name in frame.columns if frame.columns.count(name) > 1})
         if twice:
             raise QueryError("DUPLICATE_COLUMN", f"two columns are called {twice[0]!r}", "name them apart with AS")
@@ -285,7 +286,7 @@ class Session:
         try:
             parsed = state.sqlParser().parsePlan(sql)
         except ParseException as error:
-            raise QueryError("SYNTAX", _first_line(error), "correct the SQL text") from error
+            raise QueryError("SYNTAX", _briefly(error), "correct the SQL text") from error
         found = tables_read(parsed, names, bool(state.conf().caseSensitiveAnalysis()), TABLE_FUNCTIONS)
         read = dict.fromkeys(name.lower() for name in found)
         for name in read:
@@ -449,6 +450,6 @@ def _quit(_: Statement) -> None:
     raise Quit
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().split("\n\n")[0].split(";\n")[0].replace("\n", " ")
-    return re.sub(r"^\[[\w.]+\] |\s*SQLSTATE: \w+|; line \d+ pos \d+$", "", text).strip()
+def _briefly(error: Exception) -> str:
+    """What Spark says, without its code and where: at the prompt the text is in sight."""
+    return re.sub(r"^\[[\w.]+\] |; line \d+ pos \d+$", "", said(error))

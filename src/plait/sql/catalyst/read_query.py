@@ -203,14 +203,6 @@ def _read_query(
     return ReadQuery(sql, {s.name: s.graph for s in converter.sources if s.graph is not None}, residual, stages)
 
 
-def read_graph(
-    spark: SparkSession, relations: Mapping[str, Relation], schemas: Mapping[str, StructType], sql: str
-) -> JoinGraph:
-    """The join graph of a query that is one multi-way join and nothing else."""
-    (graph,) = read_query(spark, relations, schemas, "q", sql).graphs.values()
-    return graph
-
-
 def _plain(plan: Any) -> str:
     """A plan as Spark draws it, without the ids of expressions."""
     return re.sub(r"#\d+L?", "", str(plan.toString())).rstrip()
@@ -345,7 +337,7 @@ def _explained(known: list[str], sql: str) -> Iterator[None]:
         with _quiet():
             yield
     except (ParseException, IllegalArgumentException) as error:
-        raise QueryError("SYNTAX", _first_line(error), hints.spelling(sql) or "correct the SQL text") from error
+        raise QueryError("SYNTAX", said(error), hints.spelling(sql) or "correct the SQL text") from error
     except AnalysisException as error:
         raise _explain(error, known) from error
 
@@ -372,10 +364,11 @@ def _explain(error: AnalysisException, known: list[str]) -> QueryError:
         return QueryError(
             "UNKNOWN_COLUMN", f"no column is called {name}", f"did you mean one of: {close}" if close else ""
         )
-    return QueryError("ANALYSIS", _first_line(error), "correct the query as Spark's message says")
+    return QueryError("ANALYSIS", said(error), "correct the query as Spark's message says")
 
 
-def _first_line(error: Any) -> str:
+def said(error: Any) -> str:
+    """What Spark says of a text that it cannot read, in one line: without the plan that follows, and the SQL state."""
     text = str(error).strip()
     return re.sub(r"\s*SQLSTATE: \w+", "", text.split("\n\n")[0].split(";\n")[0]).replace("\n", " ").strip()
 
