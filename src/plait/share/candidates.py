@@ -6,8 +6,8 @@
                       query joins with it, the attributes that they share
     options           a probe by each partitioning of the store that is probed, with its price
 
-A probe order is a sequence of sets of members: the driving one, then one piece after another.  A query with more than
-`MOST_WITH_MIRS` connected sub-joins is planned without MIRs; one with more than `MOST_SETS` by one order per driver.
+A probe order is a sequence of sets of members: the driving one, then one piece after another.  A query with
+`MOST_WITH_MIRS` connected sub-joins or more is planned without MIRs; one with `MOST_SETS` by one order per driver.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from plait.share.step_cost import Kept, Once, Place, Price, Probe, Standing, Ste
 from plait.share.subjoins import Column, Leaf, Part, Parts, SubJoin, bits, count_connected, moved
 from plait.share.workload import Workload
 
-MOST_WITH_MIRS = 64
-"""Connected sub-joins of a query up to which MIRs are considered: a clique of six relations has 63."""
+MOST_WITH_MIRS = 40
+"""Connected sub-joins below which MIRs are considered: a chain of eight relations has 36, a clique of five 31."""
 MOST_SETS = 256
-"""Connected sub-joins up to which all orders are considered: a clique of eight relations has 255."""
+"""Connected sub-joins below which all orders are considered: a clique of eight relations has 255."""
 
 Key = tuple[Column, ...]
 """Columns of a store's rows by which it is partitioned; of equal columns the first."""
@@ -114,31 +114,23 @@ class Candidates:
         """
         part, before = self.parts.part(join, piece), self.parts.part(join, joined)
         after = self.parts.part(join, joined | piece)
-        sizes = self.workload.sizes
-        of = self.store_of(part)
+        sizes, leaf = self.workload.sizes, join.leaves[driver]
+        of, rows = self.store_of(part), sizes.rows(part.join)
         tuples = sizes.tuples(before.join, before.places.index(driver))
         found = sizes.tuples(after.join, after.places.index(driver))
-        leaf = join.leaves[driver]
-        options = []
+        drafts = []
         for key in self.partitionings[of]:
             place, routed, order = self._place(join, part, key, joined)
-            edge = None
+            edge, rate = None, 0.0
             if joined == 1 << driver:
-                edge = (leaf.relation, _carried_by(join, driver, place) if routed else ())
-            probe = Probe(
-                joined.bit_count(),
-                tuples,
-                found,
-                sizes.rows(part.join),
-                routed,
-                place,
-                edge,
-                self._relations[leaf.relation].arriving,
-            )
-            price = self.cost.step(probe, standing)
-            name = self._name(join, driver, joined, standing, part, key)
-            options.append(Option(piece, Store(of, key), routed, price, name, tuples, order))
-        return self._undominated(options) if prune and self.copies and len(options) > 1 else options
+                edge = leaf.relation, _carried_by(join, driver, place) if routed else ()
+                rate = self._relations[leaf.relation].arriving
+            price = self.cost.step(Probe(joined.bit_count(), tuples, found, rows, routed, place, edge, rate), standing)
+            drafts.append(_Draft(Store(of, key), routed, price, order))
+        if prune and self.copies and len(drafts) > 1:
+            drafts = self._undominated(drafts)
+        name = self._name(join, driver, joined, standing, part, after)
+        return [Option(piece, d.store, d.routed, d.price, (*name, d.store.key), tuples, d.places) for d in drafts]
 
     def kept(self, store: Store) -> tuple[float, tuple[Once, ...]]:
         """The price of keeping a store."""
@@ -166,17 +158,17 @@ class Candidates:
             )
         return found
 
-    def _undominated(self, options: list[Option]) -> list[Option]:
-        kept: list[Option] = []
-        for option in sorted(options, key=lambda o: o.price.cost):
-            if not any(self._with_store(better) <= option.price.cost for better in kept if _replaces(better, option)):
-                kept.append(option)
+    def _undominated(self, drafts: list[_Draft]) -> list[_Draft]:
+        kept: list[_Draft] = []
+        for draft in sorted(drafts, key=lambda d: d.price.cost):
+            if not any(self._with_store(better) <= draft.price.cost for better in kept if _replaces(better, draft)):
+                kept.append(draft)
         return kept
 
-    def _with_store(self, option: Option) -> float:
-        """The most that an option can cost, leaving out what every option of its probe needs: the MIR itself."""
-        cost, needs = self.kept(option.store)
-        return option.price.cost + cost + sum(once.cost for once in {*needs, *option.price.needs})
+    def _with_store(self, draft: _Draft) -> float:
+        """The most that a probe can cost, leaving out what every way to make it needs: the MIR itself."""
+        cost, needs = self.kept(draft.store)
+        return draft.price.cost + cost + sum(once.cost for once in {*needs, *draft.price.needs})
 
     def _place(self, join: SubJoin, part: Part, key: Key, joined: int) -> tuple[Place, bool, tuple[int, ...] | None]:
         """A store's key as attributes of the whole join, whether the joined members carry them, and how it lies there.
@@ -192,28 +184,35 @@ class Candidates:
         return frozenset(join.attribute_of.get((part.places[i], c), (part.places[i], c)) for i, c in key), False, None
 
     def _name(
-        self, join: SubJoin, driver: int, joined: int, standing: Standing, part: Part, key: Key
+        self, join: SubJoin, driver: int, joined: int, standing: Standing, part: Part, after: Part
     ) -> tuple[Hashable, ...]:
-        """The same for the same step in other queries: positions within what is joined after it."""
-        after = self.parts.part(join, joined | part.members)
+        """The same for the same probe in other queries: positions within what is joined after it."""
         position = {member: i for i, member in enumerate(after.places)}
         piece = after.mask(part.members)
         stands = None if standing.place is None else _columns(join, standing.place, joined, position)
-        first = (position[driver], piece, stands)
-        if not after.join.automorphisms:
-            return ("step", after.join, *first, key, standing.hop)
-        others = (
-            (order[first[0]], moved(piece, order), None if stands is None else _moved(after.join, stands, order, piece))
-            for order in after.join.automorphisms
-        )
-        return ("step", after.join, *min((first, *others), key=repr), key, standing.hop)
+        names = [(position[driver], piece, stands)]
+        for order in after.join.automorphisms:
+            elsewhere = None if stands is None else _moved(after.join, stands, order, piece)
+            names.append((order[position[driver]], moved(piece, order), elsewhere))
+        first = min(names, key=repr) if len(names) > 1 else names[0]
+        return ("step", after.join, *first, standing.hop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An option without its name."""
+
+    store: Store
+    routed: bool
+    price: Price
+    places: tuple[int, ...] | None
 
 
 def _names(key: Key) -> tuple[str, ...]:
     return tuple(sorted(column for _, column in key))
 
 
-def _replaces(better: Option, option: Option) -> bool:
+def _replaces(better: _Draft, option: _Draft) -> bool:
     """Whether an option leads where another leads, without an exchange that the other does not have."""
     mine = {once.name for once in option.price.needs}
     return better.price.after == option.price.after and all(

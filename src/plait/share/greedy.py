@@ -1,8 +1,9 @@
 """A good selection without a solver: each query takes what costs least beside what the others pay already.
 
 A query is put in by routing its goals one after the other, each along the path that adds least, or as the best tree of
-MIRs (share/join_trees.py), whichever is cheaper.  Then every query is taken out and put back, and every goal alone,
-until nothing changes.  A MIR is priced with all that feeds it, unless it is there.
+MIRs (share/join_trees.py), whichever is cheaper.  The first time, trees are made of steps that many queries could use;
+then every query is taken out and put back, and every goal alone, until nothing changes.  A MIR is priced with all that
+feeds it, unless it is there.
 
 It is the solver's first solution, and the plan where there is no solver's.  A round costs O(goals · arcs).
 """
@@ -25,19 +26,24 @@ MOST_ROUNDS = 10
 
 
 def greedy(
-    problem: Problem, trees: Trees, goals: Collection[int], late: Callable[[], bool] = lambda: False
+    problem: Problem,
+    trees: Trees,
+    goals: Collection[int],
+    *,
+    rounds: int = MOST_ROUNDS,
+    late: Callable[[], bool] = lambda: False,
 ) -> dict[int, Path]:
     """A valid selection for these required goals; `late` tells when to stop improving."""
     choices = problem.choices
     groups = _queries(problem, goals)
-    router = _Router(choices)
+    router = _Router(choices, _popularity(choices, goals))
     for join, mine in groups:
-        router.put_query(join, mine, trees)
+        router.put_query(join, mine, trees, hopeful=True)
     if choices.rivals:
-        router = _Router(choices, banned=_losers(choices, router.paths))
+        router = _Router(choices, router.popularity, banned=_losers(choices, router.paths))
         for join, mine in groups:
-            router.put_query(join, mine, trees)
-    for _ in range(MOST_ROUNDS):
+            router.put_query(join, mine, trees, hopeful=True)
+    for _ in range(rounds):
         before = router.total
         for join, mine in groups:
             if late():
@@ -59,6 +65,11 @@ def _queries(problem: Problem, goals: Collection[int]) -> list[tuple[SubJoin, li
     return list(found.items())
 
 
+def _popularity(choices: Choices, goals: Collection[int]) -> Counter[int]:
+    """By step, the number of goals that could use it."""
+    return Counter(step for goal in goals for step in {arc.step for arc in choices.goals[goal].arcs})
+
+
 def _losers(choices: Choices, selection: Selection) -> frozenset[int]:
     """All partitionings of a store but the one that most of the goals took when they were free."""
     votes: Counter[int] = Counter()
@@ -73,6 +84,7 @@ class _Router:
     """The paths so far, how many use each resource, and what all together cost."""
 
     choices: Choices
+    popularity: Counter[int]
     banned: frozenset[int] = frozenset()
     paths: dict[int, Path] = field(default_factory=dict)
     users: Counter[int] = field(default_factory=Counter)
@@ -81,19 +93,23 @@ class _Router:
     """What each resource adds to the cost; forgotten whenever the selection changes."""
     _routes: dict[int, tuple[float, Path]] = field(default_factory=dict)
 
-    def put_query(self, join: SubJoin, goals: Sequence[int], trees: Trees) -> None:
-        """Adds the goals of a query, as single paths or as a tree."""
+    def put_query(self, join: SubJoin, goals: Sequence[int], trees: Trees, *, hopeful: bool = False) -> None:
+        """Adds the goals of a query, as single paths or as a tree.
+
+        If `hopeful`, the tree is made of steps that others could use too, as if all of them shared their costs.
+        """
         before = dict(self.paths)
         for goal in goals:
             self.put(goal)
         if trees.has_trees(join):
             apart, total = dict(self.paths), self.total
             self._restore(before)
-            for goal, arcs in trees.best(join, self._own_price, self.paths):
+            price = self._hoped_price if hopeful else self._own_price
+            for goal, arcs in trees.best(join, price, self.paths):
                 if goal not in self.paths:
                     self.put(goal, arcs)
             self._drop_unused()
-            if self.total >= total * (1 - TIE):
+            if self.total > total * (1 + TIE):
                 self._restore(apart)
 
     def put_again(self, goals: Iterable[int], put: Callable[[], None]) -> None:
@@ -196,6 +212,10 @@ class _Router:
                     found += self._route(goal)[0]
         self._added[resource] = found
         return found
+
+    def _hoped_price(self, step: int) -> float:
+        """What a step adds if all goals that could use it did."""
+        return self._own_price(step) / max(self.popularity[step], 1)
 
     def _own_price(self, step: int) -> float:
         """What a step adds, apart from feeding MIRs."""

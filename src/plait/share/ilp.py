@@ -22,12 +22,13 @@ first solution of each part, and its answer where the solver is late, fails, or 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plait.share.choices import Choices, Path, Selection
-from plait.share.greedy import greedy
+from plait.share.greedy import MOST_ROUNDS, greedy
 from plait.share.join_trees import Trees
 from plait.share.lattice import Problem
 from plait.share.linear import Program, Solver, highs
@@ -36,6 +37,8 @@ GAP = 0.005
 """Relative distance from the best plan at which the solver may stop."""
 SECONDS = 2.0
 """Time for all parts together."""
+SMALL = 50
+"""Arcs of a part below which the solver is faster than any improvement by hand."""
 BATCH = 1500
 """Arcs of small parts that are solved together."""
 
@@ -67,15 +70,20 @@ def solve(
     reasons: dict[str, None] = {}
     bound, variables, rows = 0.0, 0, 0
     parts = [part for part in choices.components() if any(choices.goals[goal].required for goal in part)]
-    for goals in _batches(problem, parts):
+    batches = _batches(problem, parts)
+    for goals in batches:
         start: dict[int, Path] = {}
         for part in goals:
             required = [goal for goal in part if choices.goals[goal].required]
-            start |= greedy(problem, trees, required, late=lambda: time.monotonic() > deadline)
+            arcs = sum(len(choices.goals[goal].arcs) for goal in part)
+            rounds = 0 if arcs < SMALL else MOST_ROUNDS
+            start |= greedy(problem, trees, required, rounds=rounds, late=lambda: time.monotonic() > deadline)
         first |= start
         model = build(choices, [goal for part in goals for goal in part])
         variables, rows = variables + len(model.program.cost), rows + len(model.program.lower)
-        found, low, reason = _answer(choices, model, start, deadline - time.monotonic(), gap, solver)
+        left = deadline - time.monotonic()
+        # Half of what is left for each, so that one hard part leaves time for the others.
+        found, low, reason = _answer(choices, model, start, left if goals is batches[-1] else left / 2, gap, solver)
         selection |= found
         bound += low
         if reason is not None:
@@ -98,9 +106,9 @@ def _batches(problem: Problem, parts: Sequence[tuple[int, ...]]) -> list[list[tu
     room = 0
     for part in sorted(parts, key=lambda part: (-queries(part), part)):
         arcs = sum(len(goals[goal].arcs) for goal in part)
-        if arcs > room:
+        if arcs > room or arcs >= SMALL:
             batches.append([])
-            room = BATCH
+            room = BATCH if arcs < SMALL else 0
         batches[-1].append(part)
         room -= arcs
     return batches
@@ -127,8 +135,8 @@ def _answer(
         return start, 0.0, f"the solver's answer is no plan ({said}), so the greedy plan is used"
     if choices.cost(found) > cost:
         found = start
-    # A bound above the cost of a plan that is there is no bound.
-    bound = min(bound, choices.cost(found)) if bound == bound else 0.0
+    # No cost is negative, and a bound above the cost of a plan that is there is none.
+    bound = min(max(bound, 0.0), choices.cost(found)) if math.isfinite(bound) else 0.0
     reason = None if answer.proven else "the solver's time was over, so the best plan so far is used"
     return found, bound, reason
 
@@ -194,10 +202,11 @@ def build(choices: Choices, goals: Sequence[int]) -> Model:
     shared = {step for step, of in users.items() if len(of) > 1 and choices.resources[step].cost > 0}
     rivals = {r for group in choices.rivals for r in group}
     use = _uses(model, rivals)
+    told = {step: _told(choices, step, rivals) for step in users}
     supply = {g: r for r, resource in enumerate(choices.resources) for g in resource.goals}
     for goal in goals:
         _flow(model, goal, shared, None if choices.goals[goal].required else use(supply[goal]))
-        _links(model, goal, shared, rivals, use)
+        _links(model, goal, shared, told, use)
     for resource in list(model.use):
         for need in _told(choices, resource, rivals):
             model.program.row(((use(need), 1.0), (use(resource), -1.0)), 0.0, 1.0)
@@ -249,7 +258,7 @@ def _flow(model: Model, goal: int, shared: set[int], supply: int | None) -> None
             program.row(balance[node], 0.0, 0.0)
 
 
-def _links(model: Model, goal: int, shared: set[int], rivals: set[int], use: Callable[[int], int]) -> None:
+def _links(model: Model, goal: int, shared: set[int], told: Mapping[int, list[int]], use: Callable[[int], int]) -> None:
     """The rows that make resources at least as large as the flow through them."""
     choices, program = model.choices, model.program
     by_step: dict[int, list[int]] = {}
@@ -258,7 +267,7 @@ def _links(model: Model, goal: int, shared: set[int], rivals: set[int], use: Cal
         flow = model.flow[goal, number]
         if arc.step in shared:
             by_step.setdefault(arc.step, []).append(flow)
-        for need in _told(choices, arc.step, rivals):
+        for need in told[arc.step]:
             by_need.setdefault((need, arc.piece), []).append(flow)
     for step, flows in by_step.items():
         program.row([(use(step), 1.0), *((flow, -1.0) for flow in flows)], 0.0, 1.0)

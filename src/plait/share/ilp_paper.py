@@ -39,12 +39,31 @@ class PaperPlan:
     """Decorated probe orders of all queries and MIRs."""
 
 
-def solve_paper(candidates: Candidates, *, seconds: float = 60.0, solver: Solver = highs) -> PaperPlan:
-    """Builds and solves the program."""
+@dataclass(frozen=True, slots=True)
+class PaperSize:
+    """How large the program of Algorithm 2 is."""
+
+    variables: int
+    orders: int
+
+
+def paper_size(candidates: Candidates) -> PaperSize:
+    """The size of the program, which is built and not solved."""
+    builder = _built(candidates)
+    return PaperSize(len(builder.program.cost), len(builder.orders))
+
+
+def _built(candidates: Candidates) -> _Builder:
     builder = _Builder(candidates)
     for query in candidates.workload.queries:
         builder.add(query.join, required=True)
     builder.exclude()
+    return builder
+
+
+def solve_paper(candidates: Candidates, *, seconds: float = 60.0, solver: Solver = highs) -> PaperPlan:
+    """Builds and solves the program."""
+    builder = _built(candidates)
     answer = solver(builder.program, None, seconds, 0.0)
     assert answer.values is not None, "there is always a plan"
     chosen = builder.chosen(answer.values)
@@ -104,8 +123,10 @@ class _Builder:
         if total > 0:
             steps = [(self._step(prefix), prefix[-1].price.cost / total) for prefix in _prefixes(order)]
             program.row([(x, -1.0), *((y, share) for y, share in steps if share > 0)], -1e-9, float("inf"))
-        for once in _needs(self.candidates, order):
-            program.row([(self._paid(once), 1.0), (x, -1.0)], 0.0, 1.0)
+        for once in dict.fromkeys(_needs(self.candidates, order)):
+            # The paper's stores cost nothing and need no variable, unless they exclude each other.
+            if once.cost > 0 or (once.name[0] == "store" and not self.candidates.copies):
+                program.row([(self._paid(once), 1.0), (x, -1.0)], 0.0, 1.0)
         return x
 
     def _step(self, prefix: Decorated) -> int:

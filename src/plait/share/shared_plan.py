@@ -139,15 +139,24 @@ def kept_stores(choices: Choices, selection: Selection) -> tuple[KeptStore, ...]
 def _users(problem: Problem, queries: Sequence[Query], selection: Selection) -> dict[SubJoin, dict[str, None]]:
     """By MIR, the queries that need it."""
     choices = problem.choices
-    found: dict[SubJoin, dict[str, None]] = {}
+    needed: dict[int, set[SubJoin]] = {}
+
+    def mirs_of(goal: int) -> set[SubJoin]:
+        if goal not in needed:
+            needed[goal] = found = set()
+            for arc in selection[goal]:
+                for resource in choices.closure(choices.goals[goal].arcs[arc].step):
+                    kind, join, *_ = choices.resources[resource].name
+                    if kind == "mir" and isinstance(join, SubJoin):
+                        found |= {join}.union(*map(mirs_of, choices.resources[resource].goals))
+        return needed[goal]
+
+    users: dict[SubJoin, dict[str, None]] = {}
     for query in queries:
-        goals = [_driven(problem, query.join, driver, query.aliases)[0] for driver in range(len(query.aliases))]
-        for resource in choices.used(choices.pruned_to(selection, goals)):
-            kind, join, *_ = choices.resources[resource].name
-            if kind == "mir":
-                assert isinstance(join, SubJoin)
-                found.setdefault(join, {})[query.name] = None
-    return found
+        for driver in range(len(query.aliases)):
+            for join in mirs_of(_driven(problem, query.join, driver, query.aliases)[0]):
+                users.setdefault(join, {})[query.name] = None
+    return users
 
 
 def _driven(problem: Problem, join: SubJoin, driver: int, names: Sequence[str]) -> tuple[int, tuple[str, ...]]:

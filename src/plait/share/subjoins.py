@@ -81,6 +81,11 @@ class SubJoin:
         return (1 << len(self.leaves)) - 1
 
     @cached_property
+    def is_distinct(self) -> bool:
+        """Whether no two members are the same relation with the same filter."""
+        return len(set(self.leaves)) == len(self.leaves)
+
+    @cached_property
     def neighbours(self) -> tuple[int, ...]:
         """By member: the set of those with which it shares an attribute."""
         found = [0] * len(self.leaves)
@@ -279,19 +284,23 @@ class Parts:
         return part
 
     def _restricted(self, join: SubJoin, members: int) -> Part:
-        chosen = list(bits(members))
+        chosen = tuple(bits(members))
         place = {member: i for i, member in enumerate(chosen)}
         attributes = []
         for mask, columns in zip(join.attribute_masks, join.attributes, strict=True):
             # A class of one member's own columns is no join predicate.
             if (mask & members).bit_count() > 1:
-                attributes.append([(place[i], c) for i, c in columns if i in place])
-        found, order = canonical(
-            [join.leaves[i] for i in chosen],
-            attributes,
-            ((place[z], place[x], d) for z, x, d in join.bounds if z in place and x in place),
-            ((text, tuple(place[i] for i in at)) for text, at in join.conditions if all(i in place for i in at)),
+                attributes.append(tuple((place[i], c) for i, c in columns if i in place))
+        bounds = tuple((place[z], place[x], d) for z, x, d in join.bounds if z in place and x in place)
+        conditions = tuple(
+            (text, tuple(place[i] for i in at)) for text, at in join.conditions if all(i in place for i in at)
         )
+        leaves = tuple(join.leaves[i] for i in chosen)
+        if join.is_distinct:
+            # Members, and so columns, bounds and conditions, stay in their order; attributes may begin later.
+            found = SubJoin(leaves, tuple(sorted(attributes)), bounds, conditions)
+            return Part(self.known.setdefault(found, found), chosen)
+        found, order = canonical(leaves, attributes, bounds, conditions)
         return Part(self.known.setdefault(found, found), tuple(chosen[i] for i in order))
 
 
