@@ -91,6 +91,12 @@ def drivers(quick: Quick = False, out: Out = OUT, repeat: Repeat = None) -> None
 
 
 @app.command()
+def ilp(quick: Quick = False, out: Out = OUT, part: Part = None, repeat: Repeat = None) -> None:
+    """Optimise many queries together on random workloads, as paper 001 does: cost saved, size of the ILP, seconds."""
+    _run("ilp", out, Options(quick, parts=tuple(part or ()), repeat=repeat))
+
+
+@app.command()
 def state(
     quick: Quick = False,
     sf: Scale = None,
