@@ -37,6 +37,7 @@ DRIVER_POLICIES = (
 )
 COST_MODELS = ("engine", "recursive")
 COST_VARIANTS = ("full", "query_cost_only", "match_cost_only", "no_smoothing")
+SHARING = ("naive", "ilp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,13 @@ class Config:
 
     replan_gain: float = 0.05
     """How much cheaper an order must be expected to be, to replace the one in force: below it orders would flap."""
+
+    sharing: str = "naive"
+    """How probe orders of several queries are chosen.  `naive`: each join structure by itself; queries share what their
+    orders have in common.  `ilp`: all together, so that they have more in common (paper 001)."""
+
+    sharing_seconds: float = 0.5
+    """What choosing orders together may take each time; the best that is found by then is used."""
 
     history_periods: int = 60
     """L: periods of statistics that forecasts are made from.  Paper 000 finds no gain beyond 60."""
@@ -134,6 +142,7 @@ class Config:
             ("driver_policy", DRIVER_POLICIES),
             ("cost_model", COST_MODELS),
             ("cost_variant", COST_VARIANTS),
+            ("sharing", SHARING),
             ("on_missing_query", ("refuse", "drop")),
         )
         for name, known in choices:
@@ -143,6 +152,7 @@ class Config:
         _in_range("replan_epochs", self.replan_epochs, 0, 1_000_000)
         _in_range("replan_seconds", self.replan_seconds, 0, float("inf"), optional=True)
         _in_range("replan_gain", self.replan_gain, 0, 1)
+        _in_range("sharing_seconds", self.sharing_seconds, 0, 3600)
         _in_range("history_periods", self.history_periods, 1, 100_000)
         _in_range("fan_in", self.fan_in, 2, 64)
         _in_range("chunk_rows", self.chunk_rows, 1, 1 << 26)

@@ -71,6 +71,12 @@ def test_oracle_a_planner_that_changes_its_mind_after_every_epoch() -> None:
     assert changes["ranks"] > 10
 
 
+@settings(COMMON, max_examples=15)
+@given(cases(kinds=("integral", "string"), most_aliases=4, most_queries=4, alike=(0, 2), rows=(24, 40)))
+def test_oracle_orders_that_are_chosen_together_after_every_epoch(case: Case) -> None:
+    check_case(case, planner=planned(sharing="ilp", sharing_seconds=0.2))
+
+
 def drifting(epochs: int = 5) -> Case:
     """Four streams on one key and a fifth behind the last; which of them match changes with every epoch."""
     columns = (("id", "bigint"), ("k", "bigint"), ("m", "bigint"))

@@ -4,6 +4,7 @@
 
 Every driver's order is chosen anew for the period that is forecast, once for all queries of the same structure.  An
 order is adopted only if it is expected to be cheaper by `replan_gain`; otherwise nothing is built and nothing changes.
+With `Config(sharing="ilp")` the orders of all structures are then chosen once more, together (`together.py`).
 Every switch is recorded with both orders, their forecast costs, and the statistic that tipped it: the one without
 whose change the gain would have been smallest.
 
@@ -34,6 +35,7 @@ from plait.share.allocate import Allocation
 from plait.share.probe_trees import plan_on
 from plait.share.steps import FirstLook
 from plait.share.structure import Group, groups_of
+from plait.share.together import together
 from plait.stats.counters import History, Name, QueryForecast, spanning
 
 MOST_SUSPECTED = 8
@@ -152,6 +154,9 @@ def replan(catalog: Running, layout: Arrangement, statistics: Statistics, config
         return Decision(layout, (), said, statistics.views, statistics.basis)
     views, unknown = _views(catalog, layout, statistics, config)
     switches = _switches(catalog, layout, statistics, config, views)
+    reasons: tuple[str, ...] = ()
+    if config.sharing == "ilp" and config.orderer == "dp_pick" and len(catalog.groups) > 1 and not unknown:
+        switches, reasons = _chosen_together(catalog, layout, statistics, config, switches)
     orders = {name: dict(of) for name, of in layout.orders.items()}
     for switch in switches:
         orders[switch.query][switch.driver] = switch.new
@@ -167,6 +172,7 @@ def replan(catalog: Running, layout: Arrangement, statistics: Statistics, config
         said = f"orders are kept after epoch {epoch}: no other is cheaper by {config.replan_gain:.0%}"
     else:
         said = f"{len(switches)} of the orders were replaced after epoch {epoch}"
+    said = "; ".join((said, *reasons))
     if switches or ranks != layout.ranks:
         layout = arranged(catalog, layout.allocation, orders, ranks, layout.looks)
     basis = statistics.values if switches or not statistics.basis else statistics.basis
@@ -223,6 +229,37 @@ def _switches(
             tipped = _tipped(name, catalog.graphs[name], driver, (old, new), layout.plan, statistics, config)
             found.append(Switch(statistics.epoch, name, driver, old, new, before, after, tipped))
     return tuple(found)
+
+
+def _chosen_together(
+    catalog: Running, layout: Arrangement, statistics: Statistics, config: Config, alone: tuple[Switch, ...]
+) -> tuple[tuple[Switch, ...], tuple[str, ...]]:
+    """The orders to be replaced if all queries are looked at together; `alone` if that is not worth it.
+
+    The joint optimiser's prices are coarser than those for one query, so what it finds must beat the orders that each
+    query would have by itself, by its own measure.
+    """
+    orders = {name: dict(layout.orders[name]) for name in catalog.leads}
+    for switch in alone:
+        orders[switch.query][switch.driver] = switch.new
+    forecasts = {
+        name: statistics.history.forecast(name, graph, layout.plan, statistics.values)
+        for name, graph in catalog.leads.items()
+    }
+    tasks = 2 if statistics.exchanged else 1
+    found = together(catalog.leads, forecasts, orders, statistics.coefficients, tasks, config.sharing_seconds)
+    if not _pays(config, found.before, found.cost):
+        return alone, found.reasons
+    known = {(switch.query, switch.driver, switch.new): switch for switch in alone}
+    tipped = "probes that several queries have in common"
+    switches = [
+        known.get((name, driver, new))
+        or Switch(statistics.epoch, name, driver, old, new, found.before, found.cost, tipped)
+        for name, mine in found.orders.items()
+        for driver, new in mine.items()
+        if new != (old := layout.orders[name][driver])
+    ]
+    return tuple(switches), found.reasons
 
 
 def _pays(config: Config, before: float, after: float) -> bool:
