@@ -19,7 +19,7 @@ from plait.share.ilp import solve
 from plait.share.ilp_paper import paper_size, solve_paper
 from plait.share.join_trees import Trees
 from plait.share.lattice import problem
-from plait.share.linear import Answer, Program, Solver
+from plait.share.linear import Answer, Program, Solver, highs
 from plait.share.optimise import optimise
 from plait.share.probe_trees import build_plan
 from plait.share.shared_plan import SharedPlan
@@ -172,10 +172,25 @@ def test_a_relation_that_never_gets_rows_costs_nothing() -> None:
     assert_executable(optimise(replace(given, sizes=Sizes(nothing, nothing)), cost="paper"), given)
 
 
+@pytest.mark.parametrize("rate", [math.inf, math.nan, 1e300, -1.0])
+@pytest.mark.parametrize("copies", [True, False])
+def test_whatever_the_statistics_are_there_is_a_plan(rate: float, copies: bool) -> None:
+    given = sized({**EXAMPLE_2, "q3": natural("R(a), S(a,b), T(b,c), U(c)")}, rate)
+    for cost in COSTS.values():
+        assert_executable(optimise(given, cost=cost, copies=copies, seconds=0.5), given)
+
+
 def test_without_statistics_there_is_a_plan() -> None:
     given = workload(EXAMPLE_2)
     for cost in ("paper", "engine"):
         assert_executable(optimise(given, cost=cost), given)
+
+
+def test_the_solver_is_not_asked_about_costs_that_are_no_numbers() -> None:
+    program = Program()
+    program.variable(math.nan)
+    with pytest.raises(ValueError, match="not finite"):
+        highs(program, None, 1.0, 0.0)
 
 
 def test_without_queries_there_is_an_empty_plan() -> None:

@@ -105,11 +105,13 @@ class _Router:
             apart, total = dict(self.paths), self.total
             self._restore(before)
             price = self._hoped_price if hopeful else self._own_price
-            for goal, arcs in trees.best(join, price, self.paths):
+            tree = trees.best(join, price, self.paths)
+            for goal, arcs in tree:
                 if goal not in self.paths:
                     self.put(goal, arcs)
             self._drop_unused()
-            if self.total > total * (1 + TIE):
+            # Without finite prices there is no tree.
+            if not tree or self.total > total * (1 + TIE):
                 self._restore(apart)
 
     def put_again(self, goals: Iterable[int], put: Callable[[], None]) -> None:

@@ -126,6 +126,7 @@ def _answer(
         answer = solver(model.program, model.values(start), seconds, gap)
         found = None if answer.values is None else model.selection(answer.values)
         bound = float(answer.bound)
+    # Whatever a solver does, there is a plan.
     except Exception as error:
         return start, 0.0, f"the solver failed ({type(error).__name__}: {error}), so the greedy plan is used"
     if answer.values is None:

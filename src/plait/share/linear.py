@@ -5,6 +5,7 @@ The solver is a plain function, so that tests can put one in its place that is l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -58,6 +59,9 @@ Solver = Callable[[Program, Sequence[float] | None, float, float], Answer]
 
 def highs(program: Program, first: Sequence[float] | None, seconds: float, gap: float) -> Answer:
     """Solves a program with HiGHS, in this thread."""
+    if not all(map(math.isfinite, program.cost)):
+        # HiGHS would not stop, not even when its time is over.
+        raise ValueError("a cost is not finite")
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     for option, value in (("threads", 1), ("time_limit", max(seconds, 0.0)), ("mip_rel_gap", gap)):

@@ -21,6 +21,8 @@ from plait.stats.counters import QueryForecast
 
 ASSUMED_ROWS = 1000.0
 """Rows of a relation of which nothing is known, arriving in an epoch and stored: all relations are alike."""
+MOST_ROWS = 1e15
+"""Rows beyond which a statistic is not believed; products of a few of them are still finite."""
 
 JoinColumn = tuple[Leaf, str]
 Pair = tuple[JoinColumn, JoinColumn]
@@ -61,11 +63,11 @@ class Sizes:
 
     def rate(self, leaf: Leaf) -> float:
         """New rows per epoch of a relation."""
-        return self.arriving.get(leaf, ASSUMED_ROWS)
+        return _sane(self.arriving.get(leaf), ASSUMED_ROWS, MOST_ROWS)
 
     def at_rest(self, leaf: Leaf) -> float:
         """Rows that a relation keeps."""
-        return self.stored.get(leaf, self.rate(leaf))
+        return _sane(self.stored.get(leaf), self.rate(leaf), MOST_ROWS)
 
     def rows(self, join: SubJoin) -> float:
         """Rows of a sub-join at rest."""
@@ -110,8 +112,8 @@ class Sizes:
         return share
 
     def _of_pair(self, one: JoinColumn, other: JoinColumn) -> float:
-        known = self.selectivity.get(pair(one, other))
-        return 1 / max(self.at_rest(one[0]), self.at_rest(other[0]), 1.0) if known is None else known
+        assumed = 1 / max(self.at_rest(one[0]), self.at_rest(other[0]), 1.0)
+        return _sane(self.selectivity.get(pair(one, other)), assumed, 1.0)
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,11 @@ def _selectivities(
             assert its is not None
             columns = pair((_leaf(graph, one), mine.column), (_leaf(graph, other), its.column))
             found.setdefault(columns, []).append(share)
+
+
+def _sane(value: float | None, assumed: float, most: float) -> float:
+    """A number from 0 to `most`; what is missing, negative or not a number is assumed."""
+    return assumed if value is None or not value >= 0 else min(value, most)
 
 
 def _mean(values: Iterable[float]) -> float:
