@@ -15,13 +15,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.admission import Admission, Admitted, Asked, Snapshot, admitted
+from plait.attendant import REQUEST, Attendant
 from plait.catalog.catalog import Catalog
 from plait.catalog.changes import refuse_another_text, same_text
 from plait.catalog.settings import meaning, refuse_changed_meaning
 from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
 from plait.defining import World, read_definition
-from plait.errors import QueryError, StreamError
+from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
 from plait.queries import Desk, QueryHandle, watermark_policy
 from plait.query.graph import JoinGraph
@@ -33,7 +34,7 @@ from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.deliver import catch_up
 from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
 from plait.runtime.driver.epoch import refuse_gap
-from plait.runtime.driver.sinks import Keep, Sink
+from plait.runtime.driver.sinks import Keep, Sink, make_sink
 from plait.runtime.driver.source_log import can_change_streams, choose_sources
 from plait.runtime.driver.steady_clock import SteadyClock
 from plait.runtime.driver.stopping import Stopping
@@ -47,6 +48,7 @@ from plait.starting import deliver_to_old_sinks, loads, refuse_other_positions, 
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState, modernised
+from plait.state.log.requests import Request
 
 KEEP = ("used", "all")
 SINCE = ("now", "state", "new")
@@ -230,6 +232,43 @@ class Engine:
             self._changed()
             return handle
 
+    def _carry_out(self, request: Request) -> None:
+        """What another process asks for (`plait add`, `drop`, `replace`), as if the program had done it."""
+        name, sink = request.name, request.sink
+        with self._lock, self.changes():
+            if request.operation == "drop":
+                if name in self._relations:
+                    raise QueryError("NO_QUERY", f"{name!r} is a stream or table", "drop these in the program")
+                self.drop(name)
+                return
+            there = self._queries.get(name)
+            if there is not None and there.origin == REQUEST and there.sql == request.sql:
+                return
+            made = self._define(name, request.sql, request.output_mode, request.since, request.operation == "replace")
+            try:
+                self._queries[name].origin = REQUEST
+                if sink is not None:
+                    made.sink(sink["kind"], **sink.get("options", {}))
+            except PlaitError:
+                del self._queries[name]
+                if there is not None:
+                    self._queries[name] = there
+                raise
+
+    def _restore(self) -> None:
+        """Queries that other processes have added live on: they are defined again from the catalog."""
+        for entry in self._in_force.queries.values():
+            if entry.origin == REQUEST and entry.name not in self._queries and entry.name not in self._dropped:
+                self._read(entry.name, entry.sql, entry.mode, entry.since, replaces=False)
+                restored = self._queries[entry.name]
+                restored.origin = REQUEST
+                if entry.sink is not None:
+                    kind, options = entry.sink["kind"], entry.sink["options"]
+                    handle = QueryHandle(self, entry.name)
+                    restored.use(
+                        make_sink(kind, entry.name, handle._remembered, options, self.config.sync), kind, options
+                    )
+
     def _read(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
         other = _same_name(name, self._queries)
         if other is not None and not (replaces and other == name):
@@ -300,6 +339,7 @@ class Engine:
 
     def _admit(self) -> Admission:
         """What the next epoch would run with."""
+        self._restore()
         self._catalog = self._in_force
         asked = Asked(
             relations=dict(self._relations),
@@ -335,11 +375,17 @@ class Engine:
         self._refuse_if_running("it cannot be started")
         if available_now and every is not None:
             raise StreamError("TRIGGER", "available_now and every exclude each other", "give one of them")
-        if not self._queries:
-            raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
         refuse_gap(self.checkpoint)
         self._check_settings()
+        attendant = Attendant(self._carry_out, lambda: self._in_force, self.checkpoint.files, lambda: self._is_running)
+        # What was left for this start is part of its first epoch.
+        attendant.attend()
+        self._restore()
+        if not self._queries:
+            raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
         self._run = Run(partial(self._begin, available_now, every))
+        attendant.answer()
+        attendant.start()
         return self._run
 
     def _begin(self, available_now: bool, every: str | None, before: Driver | None) -> Started:

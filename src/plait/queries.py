@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from plait.catalog.catalog import Catalog, QueryEntry
+from plait.catalog.catalog import PROGRAM, Catalog, QueryEntry
 from plait.catalog.changes import Definition
 from plait.config import Config
 from plait.errors import QueryError
@@ -48,6 +48,8 @@ class RegisteredQuery:
     read: ReadQuery
     mode: str
     since: str | None
+    origin: str = PROGRAM
+    """Who has defined it: the program, or another process."""
     sink: Sink = field(default_factory=Keep)
     """Where its rows go, or its answers."""
     described: Mapping[str, Any] | None = None
@@ -82,6 +84,7 @@ class RegisteredQuery:
             since=self.since,
             one_floor=residual is not None and len(residual.sources) > 1,
             sink=self.described,
+            origin=self.origin,
             closing=None if aggregate is None or closing is None else (aggregate.name, closing.alias),
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plait.catalog.catalog import Catalog, QueryEntry, StreamEntry
+from plait.catalog.catalog import PROGRAM, Catalog, QueryEntry, StreamEntry
 from plait.errors import CheckpointError
 from plait.query.expr import to_json
 from plait.query.graph import JoinGraph
@@ -34,6 +34,7 @@ class Definition:
     """None is `now`, or, for queries that need the same past in all their streams, `new`."""
     one_floor: bool
     sink: Mapping[str, Any] | None
+    origin: str = PROGRAM
     closing: tuple[str, str] | None = None
     """In append mode of an aggregate: the join and alias whose event time ends its groups."""
 
@@ -136,6 +137,7 @@ def _entry(definition: Definition, epoch: int) -> QueryEntry:
         admitted=epoch,
         live_since=None,
         sink=definition.sink,
+        origin=definition.origin,
     )
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from plait.errors import PlaitError
 from plait.runtime.spark.java import require_java
-from plait.serve import state_cli
+from plait.serve import remote_cli, state_cli
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(state_cli.app, name="state")
+remote_cli.add_to(app)
 PipelineFile = Annotated[Path, typer.Argument(metavar="pipeline.toml", help="A pipeline file.")]
 
 
@@ -182,3 +183,7 @@ def _session(pipeline: Pipeline) -> SparkSession:
     spark = plait.session(app=pipeline.app, master=pipeline.master, settings=pipeline.settings)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+if __name__ == "__main__":
+    main()
