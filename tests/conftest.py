@@ -34,12 +34,15 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the whole test run: two cores, no UI, quiet."""
     import plait
+    from plait.runtime.spark.session import SETTINGS
 
     session = plait.session(
         app="plait-tests",
         master="local[2]",
         settings={
             "spark.ui.enabled": "false",
+            # Tests run much code a few times: compiling it well took 40 % of the JVM's time.
+            "spark.driver.extraJavaOptions": f"{SETTINGS['spark.driver.extraJavaOptions']} -XX:TieredStopAtLevel=1",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         },
