@@ -40,7 +40,7 @@ from plait.query.plan import (
 from plait.runtime.faults import reached
 from plait.runtime.task.bucketise import cuts
 from plait.runtime.task.computed import result_columns
-from plait.runtime.task.exchange import Inbox, Outbox
+from plait.runtime.task.exchange import Inbox, Outbox, merged
 from plait.runtime.task.feeding import fed, sets_of
 from plait.runtime.task.frames import Frame, Partial, Slot, arrived
 from plait.runtime.task.group_writer import GroupWriter
@@ -214,7 +214,12 @@ class Work:
 
     def probe_arrived(self, inbox: Inbox, hop: int) -> Iterator[None]:
         """A later hop: stops after every slice of what arrived, for the outbox to be emptied."""
+        # The segments of a run follow each other: those of another hop are another run.
+        self._new_runs.clear()
+        several = inbox.count(self.inbox_bytes) > 1
         for tables in inbox.slices(self.inbox_bytes, self.context.groups(self.task)):
+            if several and self._being_written:
+                self.unload()
             self.append_fed(tables)
             with self.timed("probe"):
                 for part in self.passes(self._due(tables, hop), hop):
@@ -235,12 +240,14 @@ class Work:
     def append_fed(self, tables: Mapping[int, pa.Table]) -> None:
         """Rows of MIRs that are complete are appended before anybody of their hop probes."""
         plan = self.context.plan
+        complete: dict[str, list[pa.Table]] = {}
         for edge, table in tables.items():
             if edge in plan.feed_by_edge:
-                store = plan.store_by_id[plan.feed_by_edge[edge].store]
-                hashes = table.column(HASH).to_numpy()
-                self._append(store, hashes, table.drop_columns(HASH), sets_of(store))
-                reached("task.feed", self.context.epoch)
+                complete.setdefault(plan.feed_by_edge[edge].store, []).append(table)
+        for name, parts in complete.items():
+            store, table = plan.store_by_id[name], merged(parts)
+            self._append(store, table.column(HASH).to_numpy(), table.drop_columns(HASH), sets_of(store))
+            reached("task.feed", self.context.epoch)
 
     def _due(self, tables: Mapping[int, pa.Table], hop: int) -> dict[int, pa.Table]:
         """The tuples that probe at a hop; those that have to wait for a later one travel to this task again."""
@@ -289,11 +296,19 @@ class Work:
         masks = mask_columns(len(source.filters)) if store.masked else ()
         return [*(c.name for c in store.columns), *masks, *([ARRIVED] if store.ttl_us is not None else [])]
 
-    def settle(self) -> None:
+    def settle(self) -> list[SegmentInfo]:
         """Waits until all that was appended is on disk, and tells of it."""
         waiting, self._being_written = self._being_written, []
-        for written in waiting:
-            self.outbox.note(self.task, SegmentNote(written.result()))
+        infos = [written.result() for written in waiting]
+        for info in infos:
+            self.outbox.note(self.task, SegmentNote(info))
+        return infos
+
+    def unload(self) -> None:
+        """What was appended is looked up on disk from now on: as much of it as of the tuples may not fit memory."""
+        for info in self.settle():
+            resting = [view for view in self.current[info.store] if not isinstance(view.run, MemoryRun)]
+            self.current[info.store] = [*resting, self._view(info)]
 
     def passes(self, tables: Mapping[int, pa.Table], hop: int) -> Iterator[Mapping[int, pa.Table]]:
         """The tuples that arrived at a hop, at once or range of hashes by range: what reads the fewest blocks."""
