@@ -10,7 +10,8 @@ from plait.catalog.catalog import Catalog
 from plait.errors import ConfigError
 from plait.explain_forest import forest
 from plait.query.graph import JoinGraph
-from plait.query.plan import Node, Plan, Store
+from plait.query.layout import relations_of
+from plait.query.plan import UNTIL, Node, Plan, Store
 from plait.query.progress import OptimiserReport
 from plait.query.relation import Relation
 
@@ -180,10 +181,13 @@ def _evaluated_by(graph: JoinGraph) -> str:
 
 def _store_text(plan: Plan, store: Store) -> str:
     kept = "kept for ever" if store.keep_us is None else f"kept {store.keep_us / 1e6:g} s past its event time"
+    if store.mir is not None and store.mir.until:
+        kept = "kept until the first of its rows cannot be reached any more"
     if store.ttl_us is not None:
         kept += f", at most {store.ttl_us / 1e6:g} s"
-        kept += "" if plan.input_by_relation[store.relation].needed is None else " unless needed"
-    columns = ", ".join(c.name for c in store.columns) or "no columns"
+        inputs = [plan.input_by_relation[name] for name in relations_of(store)]
+        kept += "" if all(source.needed is None for source in inputs) else " unless needed"
+    columns = ", ".join(c.name for c in store.columns if c.name != UNTIL) or "no columns"
     key = "hash is key" if store.key.exact else "key compared"
     return f"partitioned by {store.key} ({key}); {columns}; {kept}"
 
@@ -210,5 +214,7 @@ def _dot_node(source: str, node: Node) -> Iterator[str]:
     yield f'  {source} -> {here} [label="hop {node.step.hop}"];'
     for emit in node.emits:
         yield f"  {here} -> {json.dumps('query ' + emit.query)};"
+    for feed in node.feeds:
+        yield f"  {here} -> {json.dumps(feed.store)};"
     for child in node.children:
         yield from _dot_node(here, child)

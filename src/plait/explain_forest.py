@@ -10,9 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.query.durations import duration_text
-from plait.query.expr import rename
+from plait.query.expr import ColumnRef, replaced
 from plait.query.layout import shown
-from plait.query.plan import Emit, Node, Plan, ProbeTree, Seen, SlotColumn, Span
+from plait.query.plan import Emit, Feed, Node, Plan, ProbeTree, Seen, SlotColumn, Span
+
+Names = Sequence[tuple[str, ...]]
+"""By slot the aliases there: several where a MIR was looked up."""
 
 MOST_NAMED = 4
 """Queries that are named; of more, the number is told."""
@@ -50,15 +53,20 @@ class _Told:
         step = node.step
         pad = "  " * depth
         names = self._names(node)
-        if step.hop != hop:
-            carried = ", ".join(self._column(c, names) for c in step.key)
+        if step.hop != hop and step.stays:
+            yield f"{pad}⇒ wait for hop {step.hop} (edge {node.id})"
+        elif step.hop != hop:
+            carried = ", ".join(_column(c, names) for c in step.key)
             yield f"{pad}⇒ exchange by {carried} (edge {node.id})"
         epochs = "earlier and this epoch" if step.sees_current else "earlier epochs"
+        if step.below:
+            held = [name for i, name in enumerate(names[self._slot(node)]) if step.below >> i & 1]
+            epochs += f" (new {', '.join(held)} only)" if len(held) < len(names[self._slot(node)]) else ""
         alone, *lines = self._seen(step.seen, node.members)
         yield f"{pad}probe {step.store}, {epochs}{alone}{self._for(node.members) if node.members != above else ''}"
         yield from (f"{pad}  {line}" for line in lines)
         for check in step.checks:
-            condition = rename(check.condition, {str(slot): name for slot, name in enumerate(names)})
+            condition = replaced(check.condition, lambda ref: _renamed(ref, names))
             only = "" if check.members is None else self._for(check.members)
             yield f"{pad}  check {condition}{only}"
         for span in step.spans:
@@ -66,6 +74,7 @@ class _Told:
                 only = self._for(members) if members != node.members else ""
                 yield f"{pad}  check {self._window(span, lower, upper, names)}{only}"
         yield from (f"{pad}  {line}" for line in self._results(node.emits))
+        yield from (f"{pad}  {line}" for line in self._kept(node.feeds))
         for child in node.children:
             yield from self._node(child, step.hop, depth + 1, node.members)
 
@@ -82,6 +91,15 @@ class _Told:
         else:
             yield f"results of {_named([emit.query for emit in emits])}"
 
+    def _kept(self, feeds: Sequence[Feed]) -> Iterator[str]:
+        for feed in feeds:
+            queries = [shown(self.tree.members[member][0]) for member, _ in feed.members]
+            yield f"row of {feed.store} for {_named(list(dict.fromkeys(queries)))} (edge {feed.id})"
+
+    def _slot(self, node: Node) -> int:
+        """The slot that a node adds."""
+        return next(depth for top in self.tree.nodes for depth, found in _depths(top, 1) if found is node)
+
     def _for(self, members: int) -> str:
         """The queries of a set, where the tree is shared at all."""
         if len({query for query, _ in self.tree.members}) == 1:
@@ -89,22 +107,37 @@ class _Told:
         queries = [shown(query) for i, (query, _) in enumerate(self.tree.members) if members >> i & 1]
         return f", for {_named(list(dict.fromkeys(queries)))}"
 
-    def _names(self, node: Node) -> tuple[str, ...]:
-        """What the first query that goes through a node calls the slots there."""
-        query, driver = self.tree.members[(node.members & -node.members).bit_length() - 1]
-        return driver, *dict(self.plan.query_by_name[query].orders)[driver]
+    def _names(self, node: Node) -> Names:
+        """What the first query that goes through a node calls what is in the slots there."""
+        return self.tree.paths[(node.members & -node.members).bit_length() - 1]
 
-    def _column(self, ref: SlotColumn, names: Sequence[str]) -> str:
-        return f"{names[ref.slot]}.{ref.column.removeprefix('=')}"
-
-    def _window(self, span: Span, lower: int | None, upper: int | None, names: Sequence[str]) -> str:
-        left, right = self._column(span.left, names), self._column(span.right, names)
+    def _window(self, span: Span, lower: int | None, upper: int | None, names: Names) -> str:
+        left, right = _column(span.left, names), _column(span.right, names)
         if lower is not None and upper is not None:
             return f"{left} BETWEEN {_moved(right, lower)} AND {_moved(right, upper)}"
         if lower is not None:
             return f"{left} >= {_moved(right, lower)}"
         assert upper is not None
         return f"{left} <= {_moved(right, upper)}"
+
+
+def _depths(node: Node, slot: int) -> Iterator[tuple[int, Node]]:
+    yield slot, node
+    for child in node.children:
+        yield from _depths(child, slot + 1)
+
+
+def _column(ref: SlotColumn, names: Names) -> str:
+    member, column = 0, ref.column
+    if len(names[ref.slot]) > 1:
+        number, _, column = column.partition(".")
+        member = int(number)
+    return f"{names[ref.slot][member]}.{column.removeprefix('=')}"
+
+
+def _renamed(ref: ColumnRef, names: Names) -> ColumnRef:
+    alias, _, column = _column(SlotColumn(int(ref.alias), ref.column), names).partition(".")
+    return ColumnRef(alias, column, ref.type)
 
 
 def _moved(column: str, by_us: int) -> str:

@@ -349,5 +349,6 @@ def state_tables(engine: LocalEngine) -> dict[str, pa.Table]:
     for store, infos in engine.live.segments.items():
         runs = [open_segment(engine.checkpoint.home, info) for info in infos]
         parts = [run.slice(info.first, info.first + info.rows) for run, info in zip(runs, infos, strict=True)]
-        found[store] = pa.concat_tables(parts)
+        # Rows of a MIR lose a column when they are merged.
+        found[store] = pa.concat_tables(parts, promote_options="default")
     return found

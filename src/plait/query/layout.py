@@ -64,6 +64,15 @@ class Layout:
         """The edge on which new tuples travel to a store."""
         return {edge.store: edge for i in self.inputs for edge in i.edges if edge.store is not None}
 
+    @property
+    def mirs(self) -> tuple[Store, ...]:
+        """The stores of intermediate results."""
+        return tuple(store for store in self.stores if store.mir is not None)
+
+    def fills(self, epoch: int) -> frozenset[str]:
+        """The MIRs that an epoch is the first to feed, and that had a past by then: it fills them."""
+        return frozenset(store.id for store in self.mirs if store.first < store.since == epoch)
+
     @cached_property
     def marks(self) -> dict[str, tuple[Input, Mark]]:
         """Marks by their key."""
@@ -71,7 +80,7 @@ class Layout:
 
     def without(self, relations: Collection[str]) -> Layout:
         """Without all that serves these relations; ids that were given to it are not given again."""
-        gone = {store.id for store in self.stores if store.relation in relations}
+        gone = {store.id for store in self.stores if not set(relations).isdisjoint(relations_of(store))}
         return replace(
             self,
             inputs=tuple(i for i in self.inputs if i.relation not in relations),
@@ -107,6 +116,11 @@ class Layout:
             next_filter=value["next_filter"],
             tables=frozenset(value["tables"]),
         )
+
+
+def relations_of(store: Store) -> tuple[str, ...]:
+    """The relations whose rows are in a store."""
+    return (store.relation,) if store.mir is None else store.mir.relations
 
 
 def shown(id: str) -> str:

@@ -60,6 +60,15 @@ Where the TTL has changed since the store was made, the clock is shifted by the 
 TTL of its arrival says, and the store adds the TTL that it was made with.
 """
 
+NEW = "#new"
+"""Column of a MIR's rows with one bit per member that arrived in the epoch in which the row was completed.
+
+Nobody asks for it in later epochs, so merges leave it out.
+"""
+
+UNTIL = "#until"
+"""Column of a MIR's rows with the event time, in microseconds, at which a watermark makes them unreachable."""
+
 CORRUPT = "#corrupt"
 """Column that says which rows a permissive reader could not parse."""
 
@@ -172,11 +181,44 @@ class Era:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """A part of a query that is a MIR: by member of the MIR, the alias that it is there."""
+
+    query: str
+    aliases: tuple[str, ...]
+    filter: int
+    """What tells the rows of this part from those of other uses: like a filter of a stream, by a bit of their sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mir:
+    """A materialised intermediate result (paper 001, section V): a connected part of some queries, kept as a store.
+
+    Its *members* are numbered.  Column `c` of member i is called `i.c`.  A row belongs to a use if it is a result of
+    that part of that query, with its filters, floors, windows and conditions: all are judged before the row is kept.
+    """
+
+    relations: tuple[str, ...]
+    """By member."""
+    uses: tuple[Use, ...]
+    feeds: tuple[tuple[int, ...], ...]
+    """By driving member, the order in which its new tuples look the others up."""
+    until: tuple[tuple[int, str, int], ...] = ()
+    """(member, its event time, how long after it the longest use can reach a row), of which the first ends a row."""
+
+    @property
+    def filters(self) -> tuple[Filter, ...]:
+        """The bits of its rows."""
+        return tuple(Filter(use.filter, f"{use.query}({', '.join(use.aliases)})") for use in self.uses)
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
-    """The state of one relation partitioned by one attribute."""
+    """The state of one relation, or of one MIR, partitioned by one attribute."""
 
     id: str
     relation: str
+    """Of a MIR, the relations of its members."""
     key: Key
     columns: tuple[ColumnDef, ...]
     """What a segment holds beside the hash (and MASK, ARRIVED where used)."""
@@ -200,6 +242,11 @@ class Store:
     """The first epoch whose rows it has, or had."""
     mixed: bool = False
     """Whether it has, or had, rows that were let in by other filters than those of today."""
+    mir: Mir | None = None
+
+    def filters(self, inputs: Mapping[str, Input]) -> tuple[Filter, ...]:
+        """What lets rows in, given the inputs by relation."""
+        return self.mir.filters if self.mir is not None else inputs[self.relation].filters
 
 
 def horizon_us(reach: Sequence[Reach], seen_ms: Mapping[str, int], policy: str) -> int | None:
@@ -278,6 +325,10 @@ class Step:
     spans: tuple[Span, ...] = ()
     zone: Zone | None = None
     """Which segments need not be opened, by their event times; checks and spans hold the windows themselves."""
+    below: int | None = None
+    """Of a MIR, the set of its members that rank below the driver: no other may be new in a row of this epoch."""
+    stays: bool = False
+    """Tuples are where their key's owner is already, and only wait for their hop."""
 
     @property
     def floor(self) -> int:
@@ -318,6 +369,33 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class Feed:
+    """Complete tuples of a MIR: they travel to its store by edge `id`, and are appended there before anybody probes."""
+
+    id: int
+    store: str
+    key: tuple[SlotColumn, ...]
+    """Of the store's key; empty where tuples are at its owner already, with its hash."""
+    columns: tuple[SlotColumn, ...]
+    """Of the store's columns, without UNTIL."""
+    new: int
+    """The set of the MIR's members that are new in every tuple: the driving one."""
+    births: tuple[tuple[int, int], ...] = ()
+    """(slot, member) of those that may be new."""
+    arrivals: tuple[tuple[SlotColumn, int], ...] = ()
+    """(ARRIVED, TTL) of those that have one."""
+    until: tuple[tuple[SlotColumn, int], ...] = ()
+    """(event time, how long after it a row can be reached)."""
+    members: tuple[tuple[int, int], ...] = ()
+    """(member of the tree, filter of its use)."""
+
+    def reads(self) -> Iterator[SlotColumn]:
+        """The columns that are read of tuples."""
+        yield from (*self.key, *self.columns, *(column for column, _ in (*self.arrivals, *self.until)))
+        yield from (SlotColumn(slot, BORN) for slot, _ in self.births)
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A step, what follows it, and the results complete after it.  `id` labels the edge that leads here."""
 
@@ -329,6 +407,8 @@ class Node:
     """The set of members whose order goes through here."""
     words: int = 0
     """Words of the sets that come with tuples; 0 where every tuple belongs to all members."""
+    feeds: tuple[Feed, ...] = ()
+    """MIRs whose rows are complete after it."""
 
     def walk(self) -> Iterator[Node]:
         """This node and all below it."""
@@ -341,11 +421,13 @@ class Node:
         found: dict[SlotColumn, None] = {}
         for node in self.walk():
             # An exact key of this very hop travels as the hash alone.
-            if not node.step.exact or node.step.hop > self.step.hop:
+            if not node.step.exact or (node.step.hop > self.step.hop and not node.step.stays):
                 found.update(dict.fromkeys(node.step.key))
             found.update(dict.fromkeys(node.step.judged()))
             for emit in node.emits:
                 found.update(dict.fromkeys(emit.columns))
+            for feed in node.feeds:
+                found.update(dict.fromkeys(feed.reads()))
         return tuple(found)
 
     def needs(self, below: int) -> tuple[SlotColumn, ...]:
@@ -377,6 +459,8 @@ class ProbeTree:
     """Results that the new tuples are by themselves: of queries that read one stream."""
     replays: Replay | None = None
     """The tuples are not those that arrive, but those that rest in a store: a query's first look at the past."""
+    paths: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    """By member, the aliases in each slot of its order: several where a MIR is looked up."""
 
     @property
     def width(self) -> int:
@@ -506,7 +590,23 @@ class Plan:
     @cached_property
     def hops(self) -> int:
         """Exchanges of an epoch."""
-        return max((node.step.hop for tree in self.trees for top in tree.nodes for node in top.walk()), default=1)
+        return max((node.step.hop + bool(node.feeds) for node in self.nodes()), default=1)
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes of all trees."""
+        for tree in self.trees:
+            for top in tree.nodes:
+                yield from top.walk()
+
+    @cached_property
+    def feed_by_edge(self) -> dict[int, Feed]:
+        """Feeds by the edge that they travel on."""
+        return {feed.id: feed for node in self.nodes() for feed in node.feeds}
+
+    @cached_property
+    def hop_by_edge(self) -> dict[int, int]:
+        """When tuples that travel to a node are needed there: they may have to wait."""
+        return {node.id: node.step.hop for node in self.nodes()}
 
     @cached_property
     def store_by_id(self) -> dict[str, Store]:
@@ -521,7 +621,8 @@ class Plan:
     @cached_property
     def filter_by_id(self) -> dict[int, Filter]:
         """Filters by their id."""
-        return {f.id: f for i in self.inputs for f in i.filters}
+        of_mirs = {f.id: f for store in self.stores if store.mir is not None for f in store.mir.filters}
+        return {f.id: f for i in self.inputs for f in i.filters} | of_mirs
 
     @cached_property
     def query_by_name(self) -> dict[str, QueryPlan]:
@@ -548,8 +649,8 @@ class Plan:
 _CLASSES = {
     kind.__name__: kind
     for kind in (
-        ColumnDef, Key, Filter, Mark, Reach, Era, Store, SlotColumn, Zone, Seen, Check, Span, Step, Emit, Node,
-        Replay, ProbeTree, SampleWish, IngestEdge, Input, GroupKey, GroupValue, Grouping, QueryPlan, Plan,
+        ColumnDef, Key, Filter, Mark, Reach, Era, Use, Mir, Store, SlotColumn, Zone, Seen, Check, Span, Step, Emit,
+        Feed, Node, Replay, ProbeTree, SampleWish, IngestEdge, Input, GroupKey, GroupValue, Grouping, QueryPlan, Plan,
     )
 }  # fmt: skip
 

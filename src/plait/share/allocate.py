@@ -13,7 +13,7 @@ so plans may change, and never change an answer.  A store holds every column tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.query.graph import JoinGraph
@@ -22,6 +22,7 @@ from plait.query.relation import Relation
 from plait.share.coverage import Stores
 from plait.share.filters import filter_of, filters_of, marks_of
 from plait.share.lay_out import lay_out
+from plait.share.mirs import Joins, Keep, with_mirs
 from plait.share.needs import Need, needs_of
 from plait.share.retention import with_ttls
 
@@ -70,8 +71,12 @@ def allocate(
     version: int = 0,
     history: Mapping[str, StoreHistory] | None = None,
     tables: frozenset[str] = frozenset(),
+    keeps: Sequence[Keep] = (),
 ) -> Allocation:
-    """The layout from epoch `epoch` on; inputs are in the order of registration."""
+    """The layout from epoch `epoch` on; inputs are in the order of registration.
+
+    `keeps` are the intermediate results that it is to have, of queries that do not wait for a build.
+    """
     graphs = {name: w.graph for name, w in wanted.items()}
     relations = with_ttls(graphs, relations)
     begun = {
@@ -113,6 +118,7 @@ def allocate(
         if relation.keep == "all" and relation.name not in tables:
             found.raw(relation, filters[relation.name])
     layout = lay_out(found, graphs, relations, filters, every_mark, next_filter)
+    layout = with_mirs(layout, before, keeps, Joins(graphs, relations, floors, marks, epoch))
     building = {build.store for build in layout.builds}
     late = {wanted[join].query for (join, _, _), store in stores.items() if store in building}
     return Allocation(

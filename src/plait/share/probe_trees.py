@@ -11,17 +11,18 @@ attribute) have the same hop number.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.order.orders import Orders
-from plait.query.expr import ColumnRef, Expr, rename
+from plait.query.expr import ColumnRef, Expr
 from plait.query.graph import Alias, JoinGraph
 from plait.query.layout import Layout
 from plait.query.plan import (
     Check,
     Emit,
+    Feed,
     Node,
     Plan,
     ProbeTree,
@@ -32,12 +33,16 @@ from plait.query.plan import (
     SlotColumn,
     Span,
     Step,
+    Store,
     Zone,
 )
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
+from plait.share.feeds import feed_of, feeding
+from plait.share.joined import Joined
+from plait.share.mirs import Keep
 from plait.share.needs import emitted
-from plait.share.steps import FirstLook, Judgement, Place, rank
+from plait.share.steps import FirstLook, Judgement, Place, Probed, Walk, rank
 from plait.share.structure import Group, groups_of
 
 Bounds = dict[tuple[int | None, int | None], int]
@@ -50,6 +55,8 @@ class _Branch:
 
     children: dict[Step, _Branch] = field(default_factory=dict)
     emits: list[Emit] = field(default_factory=list)
+    feeds: dict[Feed, list[tuple[int, int]]] = field(default_factory=dict)
+    """(member, filter of its use) by what they feed."""
     id: int = -1
     members: int = 0
     seen: dict[tuple[int | None, int | None], int] = field(default_factory=dict)
@@ -120,20 +127,25 @@ class _Tree:
 
     top: _Branch = field(default_factory=_Branch)
     members: list[tuple[str, str]] = field(default_factory=list)
+    paths: list[tuple[tuple[str, ...], ...]] = field(default_factory=list)
 
-    def grow(
-        self, name: str, driver: str, begin: Judgement, steps: Iterable[tuple[Step, Judgement]], emit: Emit
-    ) -> list[_Branch]:
-        """Adds an order as one more member; returns the nodes it goes through."""
+    def grow(self, name: str, driver: str, begin: Judgement, walk: Walk) -> tuple[int, list[_Branch]]:
+        """Adds an order as one more member; returns its number and the nodes it goes through."""
         member = len(self.members)
         self.members.append((name, driver))
+        self.paths.append(walk.joined.slots)
         self.top.add(member, begin)
         branch, path = self.top, []
-        for step, judgement in steps:
+        for step, judgement in walk.steps:
             branch = branch.children.setdefault(step, _Branch())
             branch.add(member, judgement)
             path.append(branch)
-        branch.emits.append(replace(emit, member=member))
+        return member, path
+
+    def grow_to(self, name: str, driver: str, begin: Judgement, walk: Walk, emit: Emit) -> list[_Branch]:
+        """Adds an order at whose end a result is complete."""
+        member, path = self.grow(name, driver, begin, walk)
+        (path[-1] if path else self.top).emits.append(replace(emit, member=member))
         return path
 
 
@@ -142,10 +154,11 @@ def build_plan(
     relations: Mapping[str, Relation],
     orders: Mapping[str, Orders],
     ranks: tuple[str, ...],
+    keeps: Sequence[Keep] = (),
 ) -> Plan:
     """The plan that runs all queries together on a new checkpoint, under these probe orders and ranks."""
     wanted = {name: Wanted(graph, name) for name, graph in graphs.items()}
-    return plan_on(allocate(Layout(), wanted, relations), graphs, orders, ranks)
+    return plan_on(allocate(Layout(), wanted, relations, keeps=keeps), graphs, orders, ranks)
 
 
 def plan_on(
@@ -154,13 +167,22 @@ def plan_on(
     orders: Mapping[str, Orders],
     ranks: tuple[str, ...],
     looks: Mapping[str, FirstLook] | None = None,
+    *,
+    fills: frozenset[str] = frozenset(),
+    probes: frozenset[tuple[str, str, str]] | None = None,
 ) -> Plan:
-    """The plan of some joins on a layout that is there already."""
+    """The plan of some joins on a layout that is there already.
+
+    All MIRs of the layout are fed.  Those in `fills` are filled with the past in this epoch, and looked up by nobody.
+    The others are looked up wherever an order goes through all members in a row; with `probes`, only by these:
+    (query, driver, store).
+    """
     layout = base.layout
     used = {i.relation for i in layout.inputs if i.edges}
     # Tables come first: every stream's rows see those of this epoch, and they never drive.
     ranks = tuple(sorted((r for r in ranks if r in used), key=lambda r: r not in layout.tables))
-    roots: dict[_Root, _Tree] = {}
+    forest = _Forest(base, graphs, ranks)
+    mirs = [probed for store in layout.mirs for probed in forest.feed(store, store.id in fills)]
     paths: dict[tuple[str, str], list[_Branch]] = {}
     for name, graph in graphs.items():
         at = Place(base, name, graph, ranks)
@@ -168,20 +190,20 @@ def plan_on(
             if graph.alias(driver).relation in layout.tables and not at.only_tables:
                 paths[name, driver] = [_Branch() for _ in order]
                 continue
-            tree = roots.setdefault(_Root(graph.alias(driver).relation, at.edge(driver, order)), _Tree())
-            emit = _emit(name, graph, [driver, *order], layout)
-            paths[name, driver] = tree.grow(name, driver, at.new_rows(driver), at.steps(driver, order), emit)
+            mine = [m for m in mirs if m.use.query == name and (probes is None or (name, driver, m.store.id) in probes)]
+            walk = at.walk(driver, order, mirs=mine)
+            emit = _emit(name, graph, walk.joined, layout)
+            path = forest.tree(at, driver, walk).grow_to(name, driver, at.new_rows(driver), walk, emit)
+            paths[name, driver] = _by_alias(walk, path)
         look = (looks or {}).get(name)
         if look is not None and len(graph.aliases) > 1:
-            order = orders[name][look.alias]
-            replays, begin = at.replay(look, order)
-            tree = roots.setdefault(_Root(graph.alias(look.alias).relation, -1, replays), _Tree())
-            emit = _emit(name, graph, [look.alias, *order], layout)
-            tree.grow(name, look.alias, begin, at.steps(look.alias, order, look), emit)
-    # Trees in ascending rank: the lowest sees only earlier epochs.
-    first = sorted(roots, key=lambda root: ranks.index(root.relation))
+            walk = at.walk(look.alias, orders[name][look.alias], look)
+            begin, tree = forest.resting(at, look, walk)
+            tree.grow_to(name, look.alias, begin, walk, _emit(name, graph, walk.joined, layout))
     ids = iter(range(layout.next_edge, 1 << 30))
-    trees = tuple(_frozen_tree(root, roots[root], ids) for root in first)
+    # Trees in ascending rank: the lowest sees only earlier epochs.
+    first = sorted(forest.roots, key=lambda root: ranks.index(root.relation))
+    trees = tuple(_frozen_tree(root, forest.roots[root], ids) for root in first)
     groups = groups_of(graphs)
     filters = _filters_of_groups(base, graphs, groups)
     queries = tuple(
@@ -192,9 +214,64 @@ def plan_on(
     return Plan(layout.inputs, layout.stores, trees, queries, ranks, samples)
 
 
+@dataclass
+class _Forest:
+    """All trees while they grow."""
+
+    base: Allocation
+    graphs: Mapping[str, JoinGraph]
+    ranks: tuple[str, ...]
+    roots: dict[_Root, _Tree] = field(default_factory=dict)
+
+    def tree(self, at: Place, driver: str, walk: Walk) -> _Tree:
+        """Where the new tuples of a driver begin."""
+        root = _Root(at.graph.alias(driver).relation, at.edge(driver, walk.start))
+        return self.roots.setdefault(root, _Tree())
+
+    def resting(self, at: Place, look: FirstLook, walk: Walk) -> tuple[Judgement, _Tree]:
+        """Where rows at rest begin, and which of them a query sees."""
+        replays, begin = at.replay(look, walk.start)
+        root = _Root(at.graph.alias(look.alias).relation, -1, replays)
+        return begin, self.roots.setdefault(root, _Tree())
+
+    def feed(self, store: Store, fills: bool) -> list[Probed]:
+        """The paths that complete rows of a MIR: of every use, one per driving member.  Who may look it up."""
+        assert store.mir is not None
+        hop = 1
+        for use in store.mir.uses:
+            at = Place(self.base, use.query, self.graphs[use.query], self.ranks)
+            for driver, look, walk in feeding(at, store, use, fills):
+                if look is None:
+                    begin, tree = at.new_rows(driver), self.tree(at, driver, walk)
+                else:
+                    begin, tree = self.resting(at, look, walk)
+                member, path = tree.grow(use.query, driver, begin, walk)
+                feed = feed_of(at, store, use, walk, new=look is None)
+                path[-1].feeds.setdefault(feed, []).append((member, use.filter))
+                hop = max(hop, walk.hop)
+        return [] if fills else [Probed(store, use, hop + 1) for use in store.mir.uses]
+
+
+def _by_alias(walk: Walk, path: list[_Branch]) -> list[_Branch]:
+    """The nodes of an order, alias by alias; those that a MIR holds have none of their own."""
+    found: list[_Branch] = []
+    for aliases, branch in zip(walk.joined.slots[1:], path, strict=True):
+        found.extend([branch] if len(aliases) == 1 else [_Branch() for _ in aliases])
+    return found
+
+
 def _frozen_tree(root: _Root, tree: _Tree, ids: Iterator[int]) -> ProbeTree:
     top = tree.top
-    bare = ProbeTree(root.relation, root.edge, tuple(tree.members), top.seen_by(), (), tuple(top.emits), root.replays)
+    bare = ProbeTree(
+        relation=root.relation,
+        edge=root.edge,
+        members=tuple(tree.members),
+        seen=top.seen_by(),
+        nodes=(),
+        emits=tuple(top.emits),
+        replays=root.replays,
+        paths=tuple(tree.paths),
+    )
     # Rows at rest come with their sets always: they are read as if they had travelled.
     varied = len(top.seen) > 1 or root.replays is not None
     return replace(bare, nodes=_frozen_nodes(top, ids, bare.width, varied))
@@ -208,20 +285,20 @@ def _frozen_nodes(branch: _Branch, ids: Iterator[int], words: int, varied: bool)
         step = child.step(bare)
         below = _frozen_nodes(child, ids, words, varied or step.varies)
         carried = words if varied and child.members.bit_count() > 1 else 0
-        nodes.append(Node(child.id, step, below, tuple(child.emits), child.members, carried))
+        feeds = tuple(replace(feed, id=next(ids), members=tuple(mine)) for feed, mine in child.feeds.items())
+        nodes.append(Node(child.id, step, below, tuple(child.emits), child.members, carried, feeds))
     return tuple(nodes)
 
 
-def _emit(name: str, graph: JoinGraph, slots: list[str], base: Layout) -> Emit:
+def _emit(name: str, graph: JoinGraph, joined: Joined, base: Layout) -> Emit:
     columns = emitted(graph)
     there = {i.relation: set(i.travelling) for i in base.inputs}
     assert all(ref.column in there[graph.alias(ref.alias).relation] for ref in columns), "the layout lacks a column"
-    names = {alias: str(slot) for slot, alias in enumerate(slots)}
     made = [o.source or o.expr for o in graph.outputs] if graph.computes_outputs else []
     return Emit(
         name,
-        tuple(SlotColumn(slots.index(ref.alias), ref.column) for ref in columns),
-        tuple(rename(expr, names) for expr in made if expr is not None),
+        tuple(joined.column(ref) for ref in columns),
+        tuple(joined.moved(expr) for expr in made if expr is not None),
     )
 
 

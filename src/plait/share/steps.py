@@ -10,13 +10,16 @@ travelling tuple carries, so no tuple is broadcast and no relation is gathered i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of, rename
-from plait.query.graph import JoinGraph, Window
-from plait.query.plan import Replay, SlotColumn, Step, Store, Zone, key_of
+from plait.query.expr import Call, ColumnRef, Expr, Literal
+from plait.query.graph import JoinGraph
+from plait.query.plan import Replay, Step, Store, Use, Zone, key_of
 from plait.share.allocate import Allocation
+from plait.share.joined import Bound, Joined, bounds, carrier, checks, zone
+from plait.share.needs import needed_columns
 
 
 @dataclass(frozen=True)
@@ -26,16 +29,6 @@ class FirstLook:
     alias: str
     above_us: Mapping[str, int]
     """By alias: only rows with an event time above this."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A window between two slots: `lower ≤ left − right ≤ upper` in microseconds; None is unbounded."""
-
-    left: SlotColumn
-    right: SlotColumn
-    lower_us: int | None
-    upper_us: int | None
 
 
 @dataclass(frozen=True)
@@ -49,6 +42,49 @@ class Judgement:
     checks: tuple[Expr, ...] = ()
     bounds: tuple[Bound, ...] = ()
     zone: Zone | None = None
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A MIR that a query may look up instead of the aliases it holds there."""
+
+    store: Store
+    use: Use
+    fed: int
+    """The hop at which the last rows of this epoch are appended."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Where tuples are while they follow an order."""
+
+    hop: int
+    here: tuple[int, ...]
+    """The attributes that they are spread by,"""
+    start: tuple[int, ...]
+    """and those that they were spread by at their source: tuples that never left need no column of that key."""
+
+    def stays(self, attributes: tuple[int, ...], hop: int) -> bool:
+        """Whether tuples that look up by these attributes, at that hop, have the hash already."""
+        waits = hop > self.hop or (self.here == self.start and hop > 1)
+        return attributes == self.here and waits
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A probe order, step by step."""
+
+    start: tuple[int, ...]
+    """The attributes by which new tuples of the driver are spread."""
+    steps: tuple[tuple[Step, Judgement], ...]
+    joined: Joined
+    end: tuple[int, ...]
+    """The attributes by which joined tuples are spread."""
+
+    @property
+    def hop(self) -> int:
+        """The last."""
+        return max((step.hop for step, _ in self.steps), default=1)
 
 
 @dataclass(frozen=True)
@@ -70,15 +106,17 @@ class Place:
         key = key_of(self.graph, alias, attributes)
         return self.base.layout.store_by_id[self.base.stores[self.name, alias, key.columns]]
 
-    def edge(self, driver: str, order: tuple[str, ...]) -> int:
-        """The edge on which the new tuples of a driver travel to their first probe."""
-        if order:
-            return self.base.layout.edge_by_store[self.store(driver, self._first_key(driver, order)).id].id
+    def edge(self, driver: str, start: tuple[int, ...]) -> int:
+        """The edge on which the new tuples of a driver travel, spread by these attributes."""
+        if start:
+            return self.base.layout.edge_by_store[self.store(driver, start).id].id
         source = self.base.layout.input_by_relation[self.graph.alias(driver).relation]
         return next(edge.id for edge in source.edges if edge.store is None)
 
-    def _first_key(self, driver: str, order: tuple[str, ...]) -> tuple[int, ...]:
-        return self.graph.lookup_key([driver], order[0], None)
+    @cached_property
+    def at_rest(self) -> frozenset[ColumnRef]:
+        """The columns that stores have of this join's aliases."""
+        return needed_columns(self.graph)
 
     def filter_of_new(self, alias: str) -> int | None:
         """What the rows that arrive have to pass; None where all do."""
@@ -98,50 +136,156 @@ class Place:
         """What the query makes of the rows that arrive."""
         return Judgement(self.filter_of_new(driver), None)
 
-    def replay(self, look: FirstLook, order: tuple[str, ...]) -> tuple[Replay, Judgement]:
+    def replay(self, look: FirstLook, start: tuple[int, ...]) -> tuple[Replay, Judgement]:
         """The rows at rest that drive in a first look, and what the query makes of them."""
-        store = self.store(look.alias, self._first_key(look.alias, order))
+        store = self.store(look.alias, start)
         seen = Judgement(self.base.filters[self.name, look.alias], self._floor(look.alias, store))
         return Replay(store.id, look.above_us.get(look.alias)), seen
 
-    def steps(
-        self, driver: str, order: tuple[str, ...], look: FirstLook | None = None
-    ) -> Iterator[tuple[Step, Judgement]]:
-        """One probe order as steps.  Of a first look none sees this epoch."""
-        graph, slots, hop = self.graph, [driver], 0
-        here: tuple[int, ...] | None = None
-        for target in order:
-            attributes = graph.lookup_key(slots, target, here)
-            hop, here = (hop, here) if attributes == here else (hop + 1, attributes)
-            store = self.store(target, attributes)
-            sources = [_carrier(graph, slots, attribute) for attribute in attributes]
-            in_table = graph.alias(target).relation in self.base.layout.tables
-            yield (
-                Step(
-                    store=store.id,
-                    key=tuple(SlotColumn(slots.index(ref.alias), ref.column) for ref in sources),
-                    hop=hop,
-                    exact=store.key.exact,
-                    sees_current=(in_table and (look is not None or not self.only_tables))
-                    or (look is None and rank(graph, self.ranks, target) < rank(graph, self.ranks, driver)),
-                ),
-                self._judgement(slots, target, attributes, store, look),
-            )
-            slots.append(target)
+    def walk(
+        self, driver: str, order: tuple[str, ...], look: FirstLook | None = None, mirs: Sequence[Probed] = ()
+    ) -> Walk:
+        """One probe order as steps; where it goes through all members of a MIR in a row, as one into that.
 
-    def _judgement(
-        self, slots: list[str], target: str, attributes: tuple[int, ...], store: Store, look: FirstLook | None
-    ) -> Judgement:
-        checks = _checks(self.graph, slots, target, attributes)
+        Of a first look none sees this epoch.
+        """
+        joined = Joined(((driver,),))
+        start = self._start(driver, order, mirs)
+        at = At(1, start, start)
+        steps: list[tuple[Step, Judgement]] = []
+        while len(joined.aliases) <= len(order):
+            left = order[len(joined.aliases) - 1 :]
+            mir = self._whole(joined, left, at.here, mirs)
+            if mir is None:
+                step, judgement, here = self._into_relation(joined, left[0], at, look)
+                joined = joined.then(left[0])
+            else:
+                step, judgement, here = self._into_mir(joined, mir, at)
+                joined = joined.then(*mir.use.aliases)
+            # Who left the source's key and comes back to it needs its column.
+            at = At(step.hop, here, start if at.start == at.here == here else ())
+            steps.append((step, judgement))
+        return Walk(start, tuple(steps), joined, at.here)
+
+    def _start(self, driver: str, order: tuple[str, ...], mirs: Sequence[Probed]) -> tuple[int, ...]:
+        """The key by which the first probe looks up, or, of a MIR that new tuples are not spread by, any."""
+        if not order:
+            return ()
+        alone, keys = Joined(((driver,),)), self.graph.keys_of(driver)
+        for key in keys:
+            first = self._whole(alone, order, key, mirs)
+            if first is not None and self._mir_key(first) == key:
+                return key
+        if self._whole(alone, order, keys[0], mirs) is not None:
+            return keys[0]
+        return self.graph.lookup_key([driver], order[0], None)
+
+    def _into_relation(
+        self, before: Joined, target: str, at: At, look: FirstLook | None
+    ) -> tuple[Step, Judgement, tuple[int, ...]]:
+        graph, driver = self.graph, before.slots[0][0]
+        attributes = graph.lookup_key(before.aliases, target, at.here)
+        hop = at.hop if attributes == at.here else at.hop + 1
+        store, after = self.store(target, attributes), before.then(target)
+        in_table = graph.alias(target).relation in self.base.layout.tables
+        step = Step(
+            store=store.id,
+            key=tuple(before.column(carrier(graph, before.aliases, t)) for t in attributes),
+            hop=hop,
+            exact=store.key.exact,
+            sees_current=(in_table and (look is not None or not self.only_tables))
+            or (look is None and rank(graph, self.ranks, target) < rank(graph, self.ranks, driver)),
+            stays=at.stays(attributes, hop),
+        )
+        shared = graph.attributes_of(before.aliases) & graph.attributes_of([target])
+        equal = [
+            (carrier(graph, before.aliases, t), carrier(graph, [target], t)) for t in sorted(shared - set(attributes))
+        ]
+        found = checks(graph, before, after, equal)
         if look is not None and target in look.above_us and store.time_column is not None:
-            checks = (_above(len(slots), store, look.above_us[target]), *checks)
-        return Judgement(
+            found = [_above(len(before.slots), store, look.above_us[target]), *found]
+        judgement = Judgement(
             filter=self._filter(target, store),
             floor=self._floor(target, store),
-            checks=checks,
-            bounds=tuple(_bounds(self.graph, slots, target)),
-            zone=_zone(self.graph, slots, target, store.time_column),
+            checks=tuple(found),
+            bounds=tuple(bounds(graph, before, after)),
+            zone=zone(graph, before, target, store.time_column),
         )
+        return step, judgement, attributes
+
+    def _into_mir(self, before: Joined, mir: Probed, at: At) -> tuple[Step, Judgement, tuple[int, ...]]:
+        graph, driver = self.graph, before.slots[0][0]
+        attributes, after = self._mir_key(mir), before.then(*mir.use.aliases)
+        own = rank(graph, self.ranks, driver)
+        below = sum(1 << i for i, alias in enumerate(mir.use.aliases) if rank(graph, self.ranks, alias) < own)
+        # Whoever may not see this epoch's rows need not wait for them.
+        hop = max(at.hop if attributes == at.here else at.hop + 1, mir.fed if below else 0)
+        keys = [carrier(graph, self._resting(before.aliases, t) or before.aliases, t) for t in attributes]
+        step = Step(
+            store=mir.store.id,
+            key=tuple(before.column(ref) for ref in keys),
+            hop=hop,
+            exact=mir.store.key.exact,
+            sees_current=bool(below),
+            below=below,
+            stays=at.stays(attributes, hop),
+        )
+        judgement = Judgement(
+            filter=mir.use.filter,
+            floor=None,
+            checks=tuple(checks(graph, before, after, self._closing(before, mir))),
+            bounds=tuple(bounds(graph, before, after)),
+        )
+        return step, judgement, attributes
+
+    def _whole(
+        self, before: Joined, left: tuple[str, ...], here: tuple[int, ...], mirs: Sequence[Probed]
+    ) -> Probed | None:
+        """The largest MIR that the order goes through next, and that can be looked up by what has joined."""
+        carried = self.graph.attributes_of(before.aliases)
+        for mir in sorted(mirs, key=lambda mir: (-len(mir.use.aliases), mir.store.id)):
+            key = self._mir_key(mir)
+            if (
+                set(left[: len(mir.use.aliases)]) == set(mir.use.aliases)
+                and carried.issuperset(key)
+                and (key == here or all(self._resting(before.aliases, attribute) for attribute in key))
+                and all(one in self.at_rest and other in self.at_rest for one, other in self._closing(before, mir))
+            ):
+                return mir
+        return None
+
+    def _closing(self, before: Joined, mir: Probed) -> list[tuple[ColumnRef, ColumnRef]]:
+        """Columns that must be equal beyond the key once a MIR has joined; of those at rest, if there are."""
+        graph, members = self.graph, mir.use.aliases
+        shared = graph.attributes_of(before.aliases) & graph.attributes_of(members)
+        return [
+            (
+                carrier(graph, self._resting(before.aliases, t) or before.aliases, t),
+                carrier(graph, self._resting(members, t) or members, t),
+            )
+            for t in sorted(shared - set(self._mir_key(mir)))
+        ]
+
+    def _resting(self, aliases: Sequence[str], attribute: int) -> list[str]:
+        """Those of some aliases that carry an attribute in a column that stores have."""
+        return [alias for alias in aliases if self.graph.column_of(alias, attribute) in self.at_rest]
+
+    def _mir_key(self, mir: Probed) -> tuple[int, ...]:
+        return mir_key(self.graph, mir.store, mir.use)
+
+
+def mir_key(graph: JoinGraph, store: Store, use: Use) -> tuple[int, ...]:
+    """The attributes that the key of a MIR is for a query."""
+    found = []
+    for name in store.key.columns:
+        member, _, column = name.partition(".")
+        alias = use.aliases[int(member)]
+        found.append(next(t for t, refs in enumerate(graph.attributes) if any(_is(r, alias, column) for r in refs)))
+    return tuple(found)
+
+
+def _is(ref: ColumnRef, alias: str, column: str) -> bool:
+    return (ref.alias, ref.column) == (alias, column)
 
 
 def rank(graph: JoinGraph, ranks: tuple[str, ...], alias: str) -> tuple[int, int]:
@@ -154,65 +298,3 @@ def _above(slot: int, store: Store, bound_us: int) -> Expr:
     assert store.time_column is not None
     kind = next(c.type for c in store.columns if c.name == store.time_column)
     return Call(">", (ColumnRef(str(slot), store.time_column, kind), Literal(bound_us, kind)), "boolean")
-
-
-def _carrier(graph: JoinGraph, slots: list[str], attribute: int) -> ColumnRef:
-    """The first joined alias that carries the attribute; all that do have the same value."""
-    return next(ref for alias in slots if (ref := graph.column_of(alias, attribute)) is not None)
-
-
-def _checks(graph: JoinGraph, slots: list[str], target: str, attributes: tuple[int, ...]) -> tuple[Expr, ...]:
-    """What must hold beyond the looked-up key once `target` has joined: cycles, and conditions that are no windows."""
-    names = {alias: str(i) for i, alias in enumerate([*slots, target])}
-    found: list[Expr] = []
-    shared = graph.attributes_of(slots) & graph.attributes_of([target])
-    for attribute in sorted(shared - set(attributes)):
-        own = graph.column_of(target, attribute)
-        assert own is not None
-        found.append(Call("=", (_carrier(graph, slots, attribute), own), "boolean"))
-    found.extend(c.expr for c in graph.conditions if c.expr is not None)
-    ready = [e for e in found if _aliases(e) <= names.keys() and (target in _aliases(e))]
-    return tuple(rename(e, names) for e in ready)
-
-
-def _aliases(expr: Expr) -> set[str]:
-    return {ref.alias for ref in columns_of(expr)}
-
-
-def _bounds(graph: JoinGraph, slots: list[str], target: str) -> Iterator[Bound]:
-    """The windows between `target`, which is on the left, and what has joined already: one for two event times."""
-    found: dict[tuple[SlotColumn, SlotColumn], list[tuple[int | None, int | None]]] = {}
-    for own, other, lower, upper in _windows_of(graph, target):
-        if other.alias in slots:
-            there = SlotColumn(slots.index(other.alias), other.column)
-            found.setdefault((SlotColumn(len(slots), own.column), there), []).append((lower, upper))
-    for (left, right), bounds in found.items():
-        lowers, uppers = ([bound for bound in side if bound is not None] for side in zip(*bounds, strict=True))
-        yield Bound(left, right, max(lowers, default=None), min(uppers, default=None))
-
-
-def _windows_of(graph: JoinGraph, target: str) -> Iterator[tuple[ColumnRef, ColumnRef, int | None, int | None]]:
-    """Windows of an alias as `lower ≤ own − other ≤ upper`."""
-    for window in graph.windows:
-        for own, other, lower, upper in _both_ways(window):
-            if own.alias == target:
-                yield own, other, lower, upper
-
-
-def _both_ways(window: Window) -> list[tuple[ColumnRef, ColumnRef, int | None, int | None]]:
-    return [
-        (window.left, window.right, window.lower_us, window.upper_us),
-        (window.right, window.left, _negative(window.upper_us), _negative(window.lower_us)),
-    ]
-
-
-def _zone(graph: JoinGraph, slots: list[str], target: str, time_column: str | None) -> Zone | None:
-    """The first window between `target` and what has joined already."""
-    for own, other, lower, upper in _windows_of(graph, target):
-        if own.column == time_column and other.alias in slots:
-            return Zone(SlotColumn(slots.index(other.alias), other.column), lower, upper)
-    return None
-
-
-def _negative(value: int | None) -> int | None:
-    return None if value is None else -value

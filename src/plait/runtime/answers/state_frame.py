@@ -28,7 +28,8 @@ def read_state(spark: SparkSession, checkpoint: str, stream: str, state_dir: str
     away.  `state_dir` is needed only if the engine ran with `Config.state_dir`.
     """
     inspection = Inspection(checkpoint, state_dir)
-    stores = inspection.catalog()["stores"]
+    # A join that is kept is no stream.
+    stores = {name: of for name, of in inspection.catalog()["stores"].items() if not of.get("joins")}
     names = sorted(name for name in stores if name.partition("[")[0] == stream)
     if not names:
         known = sorted({name.partition("[")[0] for name in stores})

@@ -26,6 +26,7 @@ from plait.query.plan import (
     HASH,
     SET,
     Emit,
+    Feed,
     Filter,
     IngestEdge,
     Node,
@@ -39,7 +40,8 @@ from plait.query.plan import (
 from plait.runtime.faults import reached
 from plait.runtime.task.bucketise import cuts
 from plait.runtime.task.computed import result_columns
-from plait.runtime.task.exchange import Inbox, Outbox
+from plait.runtime.task.exchange import Inbox, Outbox, merged
+from plait.runtime.task.feeding import fed, sets_of
 from plait.runtime.task.frames import Frame, Partial, Slot, arrived
 from plait.runtime.task.group_writer import GroupWriter
 from plait.runtime.task.notes import (
@@ -148,6 +150,8 @@ class Work:
             self.runs,
             self.ship,
             self.emit,
+            self.feed,
+            context.epoch,
         )
         self._mine: dict[str, list[SegmentInfo]] = {}
         self._opened: dict[str, Segment] = {}
@@ -210,9 +214,15 @@ class Work:
 
     def probe_arrived(self, inbox: Inbox, hop: int) -> Iterator[None]:
         """A later hop: stops after every slice of what arrived, for the outbox to be emptied."""
+        # The segments of a run follow each other: those of another hop are another run.
+        self._new_runs.clear()
+        several = inbox.count(self.inbox_bytes) > 1
         for tables in inbox.slices(self.inbox_bytes, self.context.groups(self.task)):
+            if several and self._being_written:
+                self.unload()
+            self.append_fed(tables)
             with self.timed("probe"):
-                for part in self.passes(tables, hop):
+                for part in self.passes(self._due(tables, hop), hop):
                     for tree in self.context.plan.trees:
                         for top in tree.nodes:
                             self.continue_from(top, 1, hop, part, tree.width)
@@ -225,14 +235,41 @@ class Work:
         plan = self.context.plan
         store = plan.store_by_id[edge.store]
         hashes = table.column(HASH).to_numpy()
-        rows = table.select(self._stored_columns(store))
-        self.current.setdefault(store.id, []).append(self._view_of_new(store.relation, MemoryRun(hashes, rows)))
-        run = self._new_runs.setdefault(store.id, new_run())
-        self._being_written.append(self.pen.submit(self._written, store, hashes, rows, run))
+        self._append(store, hashes, table.select(self._stored_columns(store)), self._sets(store.relation))
 
-    def _written(self, store: Store, hashes: U64, rows: pa.Table, run: str) -> SegmentInfo:
+    def append_fed(self, tables: Mapping[int, pa.Table]) -> None:
+        """Rows of MIRs that are complete are appended before anybody of their hop probes."""
+        plan = self.context.plan
+        complete: dict[str, list[pa.Table]] = {}
+        for edge, table in tables.items():
+            if edge in plan.feed_by_edge:
+                complete.setdefault(plan.feed_by_edge[edge].store, []).append(table)
+        for name, parts in complete.items():
+            store, table = plan.store_by_id[name], merged(parts)
+            self._append(store, table.column(HASH).to_numpy(), table.drop_columns(HASH), sets_of(store))
+            reached("task.feed", self.context.epoch)
+
+    def _due(self, tables: Mapping[int, pa.Table], hop: int) -> dict[int, pa.Table]:
+        """The tuples that probe at a hop; those that have to wait for a later one travel to this task again."""
+        plan, due = self.context.plan, {}
+        for edge, table in tables.items():
+            if edge not in plan.feed_by_edge:
+                if plan.hop_by_edge[edge] > hop:
+                    self.outbox.ship_to(self.task, edge, table)
+                else:
+                    due[edge] = table
+        return due
+
+    def _append(self, store: Store, hashes: U64, rows: pa.Table, sets: Sets) -> None:
         context = self.context
-        origin = Origin((context.epoch, context.epoch), self._sets(store.relation))
+        view = viewed_now(MemoryRun(hashes, rows), sets, context.epoch, context.plan.filter_by_id)
+        self.current.setdefault(store.id, []).append(view)
+        run = self._new_runs.setdefault(store.id, new_run())
+        self._being_written.append(self.pen.submit(self._written, store, hashes, rows, run, sets))
+
+    def _written(self, store: Store, hashes: U64, rows: pa.Table, run: str, sets: Sets) -> SegmentInfo:
+        context = self.context
+        origin = Origin((context.epoch, context.epoch), sets)
         with self.timed("append"):
             if not context.compress:
                 how = {"epoch": context.epoch, "tier": 0}
@@ -259,11 +296,19 @@ class Work:
         masks = mask_columns(len(source.filters)) if store.masked else ()
         return [*(c.name for c in store.columns), *masks, *([ARRIVED] if store.ttl_us is not None else [])]
 
-    def settle(self) -> None:
+    def settle(self) -> list[SegmentInfo]:
         """Waits until all that was appended is on disk, and tells of it."""
         waiting, self._being_written = self._being_written, []
-        for written in waiting:
-            self.outbox.note(self.task, SegmentNote(written.result()))
+        infos = [written.result() for written in waiting]
+        for info in infos:
+            self.outbox.note(self.task, SegmentNote(info))
+        return infos
+
+    def unload(self) -> None:
+        """What was appended is looked up on disk from now on: as much of it as of the tuples may not fit memory."""
+        for info in self.settle():
+            resting = [view for view in self.current[info.store] if not isinstance(view.run, MemoryRun)]
+            self.current[info.store] = [*resting, self._view(info)]
 
     def passes(self, tables: Mapping[int, pa.Table], hop: int) -> Iterator[Mapping[int, pa.Table]]:
         """The tuples that arrived at a hop, at once or range of hashes by range: what reads the fewest blocks."""
@@ -289,7 +334,7 @@ class Work:
         begun, before = time.perf_counter(), sum(writer.rows for writer in self.writers.values())
         if tree.emits:
             self.emit(tree.emits, base)
-        self._visit_all(tree.nodes, base, tree.width)
+        self._visit_all(tree.nodes, base, tree.width, 1)
         done = self.driven.setdefault(tree.relation, Driven())
         done.seconds += time.perf_counter() - begun
         done.rows += sum(writer.rows for writer in self.writers.values()) - before
@@ -308,13 +353,17 @@ class Work:
     def continue_from(self, node: Node, slots: int, hop: int, tables: Mapping[int, pa.Table], width: int) -> None:
         """Finds the nodes at which tuples of this hop arrive and goes on from there."""
         if node.step.hop == hop and node.id in tables:
-            self._visit_all((node,), arrived(tables[node.id], slots), width)
+            self._visit_all((node,), arrived(tables[node.id], slots), width, hop)
         for child in node.children:
             self.continue_from(child, slots + 1, hop, tables, width)
 
-    def _visit_all(self, nodes: tuple[Node, ...], base: Partial, width: int) -> None:
+    def _visit_all(self, nodes: tuple[Node, ...], base: Partial, width: int, hop: int) -> None:
         frame: Frame | None = None
         for node in nodes:
+            if node.step.hop > hop:
+                # New tuples whose first probe is by another key, or has to wait.
+                self.prober.send(node, base, width)
+                continue
             frame = self.prober.frame(node, base) if frame is None or not node.step.exact else frame
             self.prober.visit(node, frame, width)
 
@@ -460,6 +509,12 @@ class Work:
     def ship(self, node: Node, table: pa.Table) -> None:
         self.outbox.ship(node.id, table, self.context.tasks)
 
+    def feed(self, feed: Feed, partial: Partial) -> int:
+        """Complete tuples go to the MIR that they are rows of; returns how many."""
+        table = fed(feed, self.context.plan.store_by_id[feed.store], partial, self.context.epoch)
+        self.outbox.ship(feed.id, table, self.context.tasks)
+        return int(table.num_rows)
+
     def emit(self, emits: Sequence[Emit], partial: Partial) -> None:
         """Complete tuples go to the results of the queries that they belong to."""
         # Rows are materialised inside the probe's time; take it out so that the parts add up.
@@ -530,7 +585,8 @@ class Work:
                 break
 
     def _filters_of(self, store: str) -> tuple[Filter, ...]:
-        return self.context.plan.input_by_relation[self.context.plan.store_by_id[store].relation].filters
+        plan = self.context.plan
+        return plan.store_by_id[store].filters(plan.input_by_relation)
 
     def copy(self) -> None:
         """The part that this task has in filling stores from others."""

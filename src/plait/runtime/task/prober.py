@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from plait.kernels import U64, Flags
 from plait.query.observed import EdgeCount
-from plait.query.plan import ARRIVED, HASH, SET, Emit, Key, Node, Plan, Seen, Step, Store
+from plait.query.plan import ARRIVED, HASH, NEW, SET, Emit, Feed, Key, Node, Plan, Seen, Step, Store
 from plait.runtime.task.frames import Frame, Hits, Matches, Partial, with_matches
 from plait.runtime.task.judge import judged
 from plait.state.segments.keys import hash_key, homogeneous, null_rows, same_keys
@@ -78,6 +78,9 @@ class Prober:
     runs: Callable[[Step, Span], Sequence[View]]
     ship: Callable[[Node, pa.Table], None]
     emit: Callable[[Sequence[Emit], Partial], None]
+    feed: Callable[[Feed, Partial], int]
+    """Sends complete tuples to a MIR; says how many."""
+    epoch: int
     counts: dict[int, EdgeCount] = field(default_factory=dict)
     _sieves: dict[tuple[tuple[Seen, ...], int], Sieve] = field(default_factory=dict)
 
@@ -100,7 +103,7 @@ class Prober:
         if not len(frame.hashes):
             return
         sieve = self.sieve(step.seen, width)
-        unseen = not all(sieve.lets_all(run) for run in runs)
+        unseen = not all(sieve.lets_all(run) and not self._ranks(step, run) for run in runs)
         hit, alive = _Distinct(), _Distinct()
         if not unseen and store.ttl_us is None and step.exact:
             self._go_on(node, frame, count, hit, alive, width)
@@ -110,7 +113,7 @@ class Prober:
             *lists, hits = piece.lists
             piece = replace(piece, lists=tuple(lists))
             if unseen or store.ttl_us is not None:
-                hits = self._seen(sieve, store, piece, hits.one_by_one())
+                hits = self._seen(sieve, step, store, piece, hits.one_by_one())
             if not step.exact:
                 hits = hits.kept(self._same_keys(node, store, piece, hits), hits.sets)
             piece = with_matches(piece, hits)
@@ -118,15 +121,26 @@ class Prober:
             if len(piece.hashes):
                 self._go_on(node, piece, count, hit, alive, width)
 
-    def _seen(self, sieve: Sieve, store: Store, frame: Frame, hits: Matches) -> Matches:
-        """Of the rows found, those that some member sees and whose TTL is not over; nothing else of them is read."""
+    def _ranks(self, step: Step, run: View) -> bool:
+        """Whether rows of a MIR may have members that the driver must not see yet: only those of this epoch do."""
+        return step.below is not None and run.min_born == self.epoch
+
+    def _seen(self, sieve: Sieve, step: Step, store: Store, frame: Frame, hits: Matches) -> Matches:
+        """Of the rows found, those that some member sees and whose TTL is not over; nothing else of them is read.
+
+        Of this epoch's rows of a MIR, those of which every new member ranks below the driver.
+        """
         assert hits.rows is not None
         keep = np.ones(len(hits.rows.rows), np.bool_)
         sets = None if sieve.is_one else np.empty((len(keep), sieve.width), np.uint64)
-        asked = (ARRIVED,) if store.ttl_us is not None else ()
+        aged = (ARRIVED,) if store.ttl_us is not None else ()
         for run, places, rows in hits.rows.by_run():
             assert isinstance(run, View)
-            found, cells = sieve.sifted(run, asked, rows)
+            ranks = self._ranks(step, run)
+            found, cells = sieve.sifted(run, (*aged, NEW) if ranks else aged, rows)
+            if ranks:
+                assert step.below is not None
+                keep[places] &= cells[NEW].to_numpy() & ~step.below == 0
             if store.ttl_us is not None:
                 keep[places] &= cells[ARRIVED].to_numpy() + store.ttl_us > self.now_us
             if sets is not None:
@@ -182,12 +196,16 @@ class Prober:
     def _follow(self, node: Node, frame: Frame, count: EdgeCount, width: int) -> None:
         """Results that are complete, tuples that travel, then the probes that are made here."""
         travelling = [child for child in node.children if child.step.hop != node.step.hop]
-        for partial in self._expanded(frame, count) if node.emits or travelling else ():
+        for partial in self._expanded(frame, count) if node.emits or node.feeds or travelling else ():
             if node.emits:
                 self.emit(node.emits, partial)
+            for feed in node.feeds:
+                begun = time.perf_counter_ns()
+                count.shipped += self.feed(feed, partial)
+                count.ship_ns += time.perf_counter_ns() - begun
             for child in travelling:
                 begun = time.perf_counter_ns()
-                count.shipped += self._send(child, partial, width)
+                count.shipped += self.send(child, partial, width)
                 count.ship_ns += time.perf_counter_ns() - begun
         for child in node.children:
             if child.step.hop == node.step.hop:
@@ -224,18 +242,20 @@ class Prober:
         arrays = [base.column(ref) for ref in node.step.key]
         return pa.table(arrays, names=list(names)), Key(names, store.key.types, store.key.exact)
 
-    def _send(self, node: Node, partial: Partial, width: int) -> int:
+    def send(self, node: Node, partial: Partial, width: int) -> int:
         """Tuples leave for the owners of the next key, only with columns still needed; returns how many.
 
         Sets travel where tuples may belong to some members only: every task sends them, or none.
         """
         partial = partial.of_members(as_words(node.members, width))
-        table, key = self._probe_key(node, partial)
-        nulls = null_rows(table, key)
-        if nulls is not None:
-            partial = partial.picked(np.flatnonzero(~nulls))
+        hashes = partial.hashes
+        if not node.step.stays:
             table, key = self._probe_key(node, partial)
-        hashes = hash_key(table, key)
+            nulls = null_rows(table, key)
+            if nulls is not None:
+                partial = partial.picked(np.flatnonzero(~nulls))
+                table, key = self._probe_key(node, partial)
+            hashes = hash_key(table, key)
         order = np.argsort(hashes)
         needs = node.needs(below=len(partial.slots))
         columns = Partial(hashes, tuple(slot.picked(order) for slot in partial.slots)).columns(needs)

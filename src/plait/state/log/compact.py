@@ -81,7 +81,7 @@ def _store(layout: Layout | None, name: str, kept: Retention) -> tuple[Store | N
     if layout is None:
         return Store(name, "", NO_KEY, (), False, kept.time_column, None, kept.ttl_us), None
     found = layout.store_by_id.get(name)
-    return found, None if found is None else layout.input_by_relation[found.relation].filters
+    return found, None if found is None else found.filters(layout.input_by_relation)
 
 
 def _both(before: tuple[SegmentInfo, ...], after: tuple[SegmentInfo, ...], what: str) -> tuple[int, int]:

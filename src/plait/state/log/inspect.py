@@ -27,6 +27,7 @@ from plait.errors import CheckpointError, CorruptionError, PlaitError, without_s
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.layout import Layout
+from plait.query.plan import UNTIL
 from plait.state.files.segment_home import SegmentHome, scratch_dir
 from plait.state.files.storage import TEMPORARY
 from plait.state.log import catalog_versions as catalogs
@@ -148,7 +149,12 @@ class Inspection:
             return self._checkpoint.catalog() or {"queries": {}, "stores": {}}
         layout = Layout.from_json(json.dumps(found["layout"]))
         stores = {
-            s.id: {"columns": [[c.name, c.type] for c in s.columns], "changed": len(s.eras) > 1} for s in layout.stores
+            s.id: {
+                "columns": [[c.name, c.type] for c in s.columns if c.name != UNTIL],
+                "changed": len(s.eras) > 1,
+                "joins": [] if s.mir is None else list(s.mir.relations),
+            }
+            for s in layout.stores
         }
         return {"queries": {q["name"]: q["sql"] for q in found["queries"]}, "stores": stores}
 
@@ -165,9 +171,16 @@ class Inspection:
             if store in stores
         }
         layout = Layout.from_json(json.dumps(found["layout"]))
+        of = layout.store_by_id.get(store)
+        used = {} if of is None or of.mir is None else {use.query: use.aliases for use in of.mir.uses}
+        readers |= {
+            f"{query['name']}.{alias}": floors[alias]
+            for query in found["queries"]
+            for join, floors in query["floors"].items()
+            for alias in used.get(join, ())
+        }
         build = next((b for b in layout.builds if b.store == store), None)
         done = self.live().builds.get(store, 0) / KEY_GROUPS
-        of = layout.store_by_id.get(store)
         eras = () if of is None else tuple((era.since, era.columns) for era in of.eras)
         return Usage(readers, None if build is None else (build.source, done), eras)
 

@@ -1,0 +1,217 @@
+"""Intermediate results that are kept (MIRs): with them every query has the rows that it has without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from plait.config import Config
+from plait.order.orders import Orders
+from plait.query.expr import ColumnRef
+from plait.query.graph import Alias, Equality, JoinGraph, Output
+from plait.query.layout import Layout
+from plait.query.plan import Node, Plan, Step
+from plait.query.relation import ColumnDef, Relation
+from plait.share.mirs import Keep
+from plait.share.probe_trees import build_plan
+from plait.testing import LocalEngine, state_tables
+from tests.oracle import Bag, Oracle, bag
+from tests.random_joins import Case, Query, cases
+from tests.random_mirs import Kept, check_mirs
+
+COMMON = settings(deadline=None, derandomize=True, database=None)
+
+
+@settings(COMMON, max_examples=40)
+@given(
+    cases(most_aliases=5, kinds=("integral", "string", "double"), spread=(3, 6), rows=(24, 12, 40), epochs=(6, 4, 3))
+)
+def test_mirs_come_and_go_and_every_query_equals_the_oracle(case: Case) -> None:
+    check_mirs(case)
+
+
+@settings(COMMON, max_examples=25)
+@given(cases(kinds=("integral",), spread=(3, 6), windows=True, most_aliases=4, most_queries=2, alike=(1, 2)))
+def test_queries_with_other_filters_and_windows_share_a_mir(case: Case) -> None:
+    check_mirs(case)
+
+
+@settings(COMMON, max_examples=20)
+@given(cases(kinds=("integral", "string"), spread=(3, 6), ttl=True, most_aliases=4, most_queries=2))
+def test_a_row_of_a_mir_ends_with_the_first_ttl_of_its_members(case: Case) -> None:
+    check_mirs(case)
+
+
+# ---------------------------------------------------------------- the rank rule, member by member
+
+COLUMNS = (("id", "bigint"), ("k", "bigint"), ("m", "bigint"))
+SCHEMA = pa.schema([(name, pa.int64()) for name, _ in COLUMNS])
+
+
+def joined(relations: dict[str, str], *equalities: str) -> JoinGraph:
+    """`joined({"x": "a", …}, "x.k = y.k", …)`: aliases of streams; out come their ids."""
+    sides = [[ColumnRef(*side.split("."), "bigint") for side in text.split(" = ")] for text in equalities]
+    columns = tuple(ColumnDef(c, f"`{c}`", t) for c, t in COLUMNS)
+    outputs = [ColumnRef(alias, "id", "bigint") for alias in relations]
+    return JoinGraph(
+        "",
+        tuple(Alias(alias, relation, None, columns) for alias, relation in relations.items()),
+        tuple(Equality(*pair) for pair in sides),
+        tuple(Output(f"{r.alias}_id", r.type, r, str(r), (r,)) for r in outputs),
+    )
+
+
+def sql(graph: JoinGraph) -> str:
+    ids = ", ".join(f"{alias.name}.id" for alias in graph.aliases)
+    tables = ", ".join(f"{alias.relation} {alias.name}" for alias in graph.aliases)
+    return f"SELECT {ids} FROM {tables} WHERE {' AND '.join(map(str, graph.equalities))}"
+
+
+CHAIN = joined({"x": "a", "y": "b", "z": "c"}, "x.k = y.k", "y.m = z.m")
+"""x in front of the MIR of y and z."""
+SELF = joined({"x": "a", "y": "a", "z": "a"}, "x.k = y.k", "y.m = z.m")
+MIDDLE = joined({"x": "a", "y": "b", "z": "a"}, "x.k = y.k", "y.m = z.m")
+ORDERS: Orders = {"x": ("y", "z"), "y": ("x", "z"), "z": ("y", "x")}
+KEEP = Keep((("q", ("y", "z")),), ((0, "k"),))
+
+
+def rows(epoch: int, count: int = 8) -> pa.Table:
+    numbers = range(epoch * count, (epoch + 1) * count)
+    columns = [list(numbers), [n % 3 for n in numbers], [n % 2 for n in numbers]]
+    return pa.table([pa.array(column, pa.int64()) for column in columns], schema=SCHEMA)
+
+
+def with_steps(plan: Plan, changed: Callable[[Step], Step]) -> Plan:
+    """The plan with other lookups into MIRs."""
+
+    def new(node: Node) -> Node:
+        step = node.step if node.step.below is None else changed(node.step)
+        return replace(node, step=step, children=tuple(map(new, node.children)))
+
+    return replace(plan, trees=tuple(replace(t, nodes=tuple(map(new, t.nodes))) for t in plan.trees))
+
+
+def after_each_epoch(
+    directory: Path, graph: JoinGraph, plans: Sequence[Plan], tasks: int = 3
+) -> Iterator[tuple[Bag, Bag]]:
+    """The query's rows, and the oracle's, when every stream brings rows in every epoch."""
+    names = sorted({alias.relation for alias in graph.aliases})
+    found = bag([])
+    with LocalEngine(directory, plans[0], Config(tasks=tasks, sync=False, fan_in=2)) as engine, Oracle() as oracle:
+        for epoch, plan in enumerate(plans):
+            engine.change(plan)
+            found += bag(engine.run({name: rows(epoch) for name in names})["q"])
+            oracle.load({name: pa.concat_tables(rows(e) for e in range(epoch + 1)) for name in names})
+            yield found, oracle.bag(sql(graph))
+
+
+def is_right(directory: Path, graph: JoinGraph, plans: Sequence[Plan], tasks: int = 3) -> bool:
+    return all(found == expected for found, expected in after_each_epoch(directory, graph, plans, tasks))
+
+
+def relations_of(graph: JoinGraph) -> dict[str, Relation]:
+    return {alias.relation: Relation(alias.relation, COLUMNS) for alias in graph.aliases}
+
+
+def planned(graph: JoinGraph, ranks: Sequence[str] | None = None) -> Plan:
+    relations = relations_of(graph)
+    return build_plan({"q": graph}, relations, {"q": ORDERS}, tuple(ranks or relations), [KEEP])
+
+
+def lookups(plan: Plan) -> list[Step]:
+    return [node.step for node in plan.nodes() if node.step.below is not None]
+
+
+@pytest.mark.parametrize("ranks", list(permutations("abc")), ids="".join)
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_under_every_ranking_a_driver_sees_a_row_of_a_mir_if_all_its_new_members_rank_below(
+    tmp_path: Path, ranks: tuple[str, ...], tasks: int
+) -> None:
+    plan = planned(CHAIN, ranks)
+    (step,) = lookups(plan)
+    assert step.below == sum(1 << i for i, name in enumerate("bc") if ranks.index(name) < ranks.index("a"))
+    # Only who may see this epoch's rows waits for them.
+    assert step.hop == (1 if step.below == 0 else 2)
+    assert is_right(tmp_path, CHAIN, [plan] * 4, tasks)
+
+
+@pytest.mark.parametrize("graph", [SELF, MIDDLE], ids=["one stream", "the driver is a member too"])
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_aliases_of_one_stream_rank_by_the_order_in_which_they_are_written(
+    tmp_path: Path, graph: JoinGraph, tasks: int
+) -> None:
+    for number, ranks in enumerate(permutations(relations_of(graph))):
+        assert is_right(tmp_path / str(number), graph, [planned(graph, ranks)] * 4, tasks)
+
+
+@pytest.mark.parametrize("below", [0, 1, 2, 3])
+def test_a_broken_rank_rule_loses_or_repeats_results(tmp_path: Path, below: int) -> None:
+    for number, ranks in enumerate(permutations("abc")):
+        plan = planned(CHAIN, ranks)
+        broken = with_steps(plan, lambda step: replace(step, below=below, sees_current=bool(below), hop=2, stays=True))
+        assert is_right(tmp_path / str(number), CHAIN, [broken] * 3) == (lookups(plan)[0].below == below)
+
+
+def test_who_does_not_wait_for_this_epochs_rows_misses_them(tmp_path: Path) -> None:
+    plan = planned(CHAIN, "bca")
+    hasty = with_steps(plan, lambda step: replace(step, hop=1, stays=False))
+    assert not is_right(tmp_path, CHAIN, [hasty] * 3)
+
+
+# ---------------------------------------------------------------- a life of a MIR
+
+
+def case_of(graph: JoinGraph) -> Kept:
+    relations = relations_of(graph)
+    query = Query(graph, sql(graph))
+    return Kept(Case(relations, dict.fromkeys(relations, SCHEMA), {"q": query}, {}, [], [], 0), Random(0))
+
+
+def test_a_mir_over_rows_that_are_there_is_filled_in_one_epoch_and_looked_up_from_the_next_on(tmp_path: Path) -> None:
+    kept = case_of(CHAIN)
+    plans = []
+    for epoch in range(6):
+        if epoch == 2:
+            kept.keep([KEEP], epoch)
+        if epoch == 5:
+            kept.keep([], epoch)
+        plans.append(kept.plan("bca", {"q": ORDERS}, epoch))
+    assert [len(lookups(plan)) for plan in plans] == [0, 0, 0, 1, 1, 0]
+    assert [any(tree.replays for tree in plan.trees) for plan in plans] == [False, False, True, False, False, False]
+    assert is_right(tmp_path / "whole", CHAIN, plans)
+    unfilled = [replace(plan, trees=tuple(t for t in plan.trees if t.replays is None)) for plan in plans]
+    assert not is_right(tmp_path / "empty", CHAIN, unfilled)
+
+
+def test_a_mir_holds_the_sub_join_once_and_goes_with_its_plan(tmp_path: Path) -> None:
+    plan, without = planned(CHAIN), build_plan({"q": CHAIN}, relations_of(CHAIN), {"q": ORDERS}, tuple("abc"))
+    mir = next(store.id for store in plan.stores if store.mir is not None)
+    with LocalEngine(tmp_path, plan, Config(tasks=2, sync=False, fan_in=2)) as engine, Oracle() as oracle:
+        for epoch in range(5):
+            engine.run({name: rows(epoch) for name in "abc"})
+            tables = {name: pa.concat_tables(rows(e) for e in range(epoch + 1)) for name in "abc"}
+            oracle.load(tables)
+            state = state_tables(engine)[mir]
+            expected = oracle.bag("SELECT b.id, c.id FROM b, c WHERE b.m = c.m")
+            assert bag(state.select(["0.id", "1.id"])) == expected
+        assert any(info.tier for info in engine.live.segments[mir]), "nothing was merged"
+        engine.change(without)
+        engine.run({})
+        assert mir not in engine.live.segments
+
+
+def test_a_layout_with_mirs_survives_json() -> None:
+    kept = case_of(CHAIN)
+    kept.keep([KEEP], 3)
+    assert Layout.from_json(kept.layout.to_json()) == kept.layout
+    plan = kept.plan("abc", {"q": ORDERS}, 3)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert kept.layout.fills(3) == {kept.layout.mirs[0].id}
+    assert not kept.layout.fills(4)
