@@ -8,7 +8,7 @@ at the start, and when a store that a query waits for has been built.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from plait.query.plan import IngestEdge, Plan, watermark_ms
 from plait.query.progress import CatalogInForce, OptimiserReport, QueryStatus
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
+from plait.share.mirs import CannotKeep, Joins, Keep, keeps_of, with_mirs
 from plait.share.planner import Planner
 from plait.share.retention import complete_us, keep_us, with_ttls
 from plait.share.steps import FirstLook
@@ -101,6 +102,7 @@ def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState,
         version=before.version + 1,
         history=history(live),
         tables=asked.tables,
+        keeps=keeps_of(catalog.layout, [join for join, w in wanted.items() if w.live]),
     )
     for entry in catalog.queries.values():
         waits = any(join in allocation.waiting for join in entry.joins)
@@ -166,6 +168,24 @@ def _complete_us(entry: QueryEntry, allocation: Allocation, asked: Asked, live: 
         if gone:
             missing[alias] = max(gone)
     return complete_us(graph, name, missing)
+
+
+def _keeping(now: Admitted, asked: Asked, keeps: Sequence[Keep], epoch: int) -> Admitted:
+    """With other MIRs, as far as they can be kept.  Sources go on as they are: MIRs are fed by probes."""
+    allocation, running = now.allocation, now.running
+    before = allocation.layout
+    bare = replace(before, stores=tuple(store for store in before.stores if store.mir is None))
+    joins = Joins(running, with_ttls(now.graphs, asked.relations), allocation.floors, allocation.marks, epoch)
+    possible: list[Keep] = []
+    layout = bare
+    for keep in keeps:
+        try:
+            layout = with_mirs(bare, before, [*possible, keep], joins)
+            possible.append(keep)
+        except CannotKeep:
+            continue
+    catalog = replace(now.catalog.with_layout(layout), version=now.catalog.version + 1)
+    return Admitted(catalog, replace(allocation, layout=layout), now.graphs)
 
 
 def _stores_of(allocation: Allocation, join: str) -> dict[str, list[str]]:
@@ -292,9 +312,12 @@ class Admission:
 
     def _run_with(self, now: Admitted, live: LiveState, learnt: Mapping[str, Any] | None) -> Planner:
         looks = first_looks(now, self.asked, live, self.policy)
-        planner = Planner(now.running, self.asked.relations, self.config, now.allocation, looks)
+        fills = now.allocation.layout.fills(live.epoch + 1)
+        planner = Planner(now.running, self.asked.relations, self.config, now.allocation, looks, fills=fills)
         if learnt is not None:
             planner.recall(learnt)
+        if self.planner is not None:
+            planner.goes_on_from(self.planner)
         self.now, self.planner, self.in_force = now, planner, _in_force(now, planner)
         return planner
 
@@ -307,15 +330,21 @@ class Admission:
             catalogs.put(self.checkpoint.files, catalog.version, catalog.to_json())
 
     def after(self, live: LiveState) -> Planner | None:
-        """Queries whose stores are built become live; None if nothing changes but what the planner has learnt."""
+        """Queries whose stores are built become live, and MIRs come and go as the planner wishes.
+
+        None if nothing changes but what the planner has learnt.
+        """
         done = {
             build.store for build in self.now.catalog.layout.builds if live.builds.get(build.store, 0) >= KEY_GROUPS
         }
-        if not done:
+        wishes = None if self.planner is None else self.planner.wishes
+        if not done and wishes is None:
             if self.planner is not None:
                 self.in_force = _in_force(self.now, self.planner)
             return None
-        now = _completed(self.now, self.asked, done, live, self.policy)
+        now = _completed(self.now, self.asked, done, live, self.policy) if done else self.now
+        if wishes is not None:
+            now = _keeping(now, self.asked, wishes, live.epoch + 1)
         self.checkpoint.check_fence()
         self._put(self.now.catalog, now.catalog)
         return self._run_with(now, live, None if self.planner is None else self.planner.knowledge())

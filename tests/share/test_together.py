@@ -15,7 +15,7 @@ from plait.query.graph import JoinGraph
 from plait.query.plan import Plan
 from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
-from plait.share.together import together
+from plait.share.together import InForce, together
 from plait.testing import LocalEngine
 from tests.share.streams import joined, rows, streams
 
@@ -41,7 +41,7 @@ def test_queries_that_nothing_is_known_of_begin_with_what_they_have_in_common() 
         "one": {"a": ("c", "b"), "b": ("c", "a"), "c": ("a", "b")},
         "two": {"a": ("d", "b"), "b": ("d", "a"), "d": ("b", "a")},
     }
-    found = together(ALONE, {}, orders, Coefficients(), tasks=1, seconds=5)
+    found = together(ALONE, {}, InForce(orders), Coefficients(), tasks=1, seconds=5, mirs=False)
     assert found.cost < found.before
     # New rows of a probe b for both, and those of b probe a.
     assert {name: (of["a"][0], of["b"][0]) for name, of in found.orders.items()} == {
@@ -52,15 +52,17 @@ def test_queries_that_nothing_is_known_of_begin_with_what_they_have_in_common() 
 
 
 def test_orders_that_are_the_best_stay() -> None:
-    first = together(ALONE, {}, {n: fixed(g) for n, g in ALONE.items()}, Coefficients(), tasks=1, seconds=5)
-    again = together(ALONE, {}, first.orders, Coefficients(), tasks=1, seconds=5)
+    first = together(
+        ALONE, {}, InForce({n: fixed(g) for n, g in ALONE.items()}), Coefficients(), tasks=1, seconds=5, mirs=False
+    )
+    again = together(ALONE, {}, InForce(first.orders), Coefficients(), tasks=1, seconds=5, mirs=False)
     assert again.orders == first.orders
     assert again.cost == pytest.approx(again.before)
 
 
 def test_without_time_there_are_orders_all_the_same() -> None:
     orders = {n: fixed(g) for n, g in ALONE.items()}
-    found = together(ALONE, {}, orders, Coefficients(), tasks=2, seconds=0.0)
+    found = together(ALONE, {}, InForce(orders), Coefficients(), tasks=2, seconds=0.0, mirs=False)
     assert found.cost <= found.before
     for name, graph in ALONE.items():
         assert {d: sorted([d, *o]) for d, o in found.orders[name].items()} == {

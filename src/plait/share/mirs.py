@@ -10,7 +10,7 @@ Not kept are MIRs with a table among their members, and MIRs that are fed from o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.query.expr import ColumnRef
@@ -33,6 +33,18 @@ class Keep:
     """(member, column): what it is partitioned by."""
     feeds: tuple[tuple[int, ...], ...] = ()
     """By driving member, the order in which it looks the others up; none: as they are connected."""
+
+
+def keeps_of(layout: Layout, queries: Collection[str]) -> tuple[Keep, ...]:
+    """The MIRs of a layout that some of these queries use, as they would be wanted today."""
+    found = []
+    for store in layout.mirs:
+        assert store.mir is not None
+        uses = tuple((use.query, use.aliases) for use in store.mir.uses if use.query in queries)
+        columns = [name.partition(".") for name in store.key.columns]
+        if uses:
+            found.append(Keep(uses, tuple((int(member), name) for member, _, name in columns), store.mir.feeds))
+    return tuple(found)
 
 
 class CannotKeep(ValueError):

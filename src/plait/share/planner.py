@@ -23,6 +23,7 @@ from plait.query.plan import Plan
 from plait.query.progress import Estimate, OptimiserReport, Switch
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
+from plait.share.mirs import Keep
 from plait.share.replan import Arrangement, Running, Statistics, Views, arranged, replan, why_fixed, why_never
 from plait.share.steps import FirstLook
 from plait.stats.counters import History, Name, Period, gamma_mu
@@ -44,10 +45,12 @@ class Planner:
         allocation: Allocation | None = None,
         looks: Mapping[str, FirstLook] | None = None,
         orders: Mapping[str, Orders] | None = None,
+        fills: frozenset[str] = frozenset(),
     ) -> None:
         """`allocation` is what the joins run on; None allocates for a new checkpoint.
 
-        `looks` are of queries whose first epoch is the next one, and which begin with what is there.
+        `looks` are of queries whose first epoch is the next one, and which begin with what is there; `fills` are MIRs
+        that the next epoch fills with the past.
         """
         self.catalog = Running(graphs, relations)
         self.config = config
@@ -57,7 +60,9 @@ class Planner:
         orders = orders or {name: fixed(graph) for name, graph in graphs.items()}
         if config.orderer != "fixed":
             orders = self.catalog.followed(orders)
-        self.layout = arranged(self.catalog, allocation, orders, self.catalog.used, looks or {})
+        self.layout = arranged(self.catalog, allocation, orders, self.catalog.used, looks or {}, fills)
+        self.wishes: tuple[Keep, ...] | None = None
+        """The MIRs that it wants; None: those that are there."""
         self.coefficients = Coefficients()
         self.history = History(config.history_periods, smoothing=config.cost_variant != "no_smoothing")
         self.switches: deque[Switch] = deque(maxlen=SWITCHES_KEPT)
@@ -98,12 +103,12 @@ class Planner:
         return self.catalog.graphs
 
     def looked(self) -> None:
-        """The epoch of the first looks is committed."""
-        if self.layout.looks:
-            self._arrange(replace(self.layout, looks={}))
+        """The epoch of the first looks is committed, and MIRs are filled."""
+        if self.layout.looks or self.layout.fills:
+            self._arrange(replace(self.layout, looks={}, fills=frozenset()))
 
     def _arrange(self, layout: Arrangement) -> None:
-        self.layout = arranged(self.catalog, layout.allocation, layout.orders, layout.ranks, layout.looks)
+        self.layout = arranged(self.catalog, layout.allocation, layout.orders, layout.ranks, layout.looks, layout.fills)
 
     @property
     def adaptive(self) -> bool:
@@ -178,6 +183,7 @@ class Planner:
         self.layout, self.said = decision.layout, decision.said
         self._views, self._basis = decision.views, decision.basis
         self.switches.extend(decision.switches)
+        self.wishes = decision.keeps
 
     def report(self) -> OptimiserReport:
         """For `run.last_progress`: the switches so far, the reason, and estimates against what was counted.
@@ -237,6 +243,11 @@ class Planner:
             "made": dict(self._made),
             "series": [[list(name), list(values)] for name, values in self.history.series.items()],
         }
+
+    def goes_on_from(self, before: Planner) -> None:
+        """Of the planner before, on another layout of the same run: what it has done, and why."""
+        self.switches.extend(before.switches)
+        self.failures, self.said = before.failures, before.said
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Goes on from what an earlier planner of the same queries has learnt; what does not fit is not used."""

@@ -4,7 +4,8 @@
 
 Every driver's order is chosen anew for the period that is forecast, once for all queries of the same structure.  An
 order is adopted only if it is expected to be cheaper by `replan_gain`; otherwise nothing is built and nothing changes.
-With `Config(sharing="ilp")` the orders of all structures are then chosen once more, together (`together.py`).
+With `Config(sharing="ilp")` the orders of all structures are then chosen once more, together, and with them the
+intermediate results that are worth keeping (`together.py`).
 Every switch is recorded with both orders, their forecast costs, and the statistic that tipped it: the one without
 whose change the gain would have been smallest.
 
@@ -12,14 +13,15 @@ When a forecast cannot be used (nothing arrived, a pair of streams was never see
 orders stay, and `said` tells why.
 
 Contract: `replan` leaves its arguments as they are; `planner.py` keeps statistics from period to period.  A decision
-has other probe trees and ranks only, on the same allocation: stores, inputs, edges stay.  No row is lost or doubled by
+has other probe trees and ranks only, on the same allocation: stores, inputs, edges stay.  MIRs that it wants, or does
+not want any more, are for `admission.py` to allocate.  No row is lost or doubled by
 a switch, because each epoch runs under one plan and the rank rule holds in every plan.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -32,14 +34,18 @@ from plait.query.plan import Plan
 from plait.query.progress import Switch
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation
+from plait.share.mirs import Keep, keeps_of
 from plait.share.probe_trees import plan_on
 from plait.share.steps import FirstLook
 from plait.share.structure import Group, groups_of
-from plait.share.together import together
+from plait.share.together import InForce, Together, for_all, for_leads, is_same, together
 from plait.stats.counters import History, Name, QueryForecast, spanning
 
 MOST_SUSPECTED = 8
 """Statistics, those that changed most, among which the one that tipped a switch is looked for."""
+
+HORIZON_PERIODS = 8
+"""Periods within which what it costs to fill a store must be gained."""
 
 MOST_PLANNED = 13
 """Streams of a query up to which orders are chosen: what is kept and done grows like 2 to that number."""
@@ -95,6 +101,8 @@ class Arrangement:
     plan: Plan
     looks: Mapping[str, FirstLook] = field(default_factory=dict)
     """Of queries whose first epoch is the next one, and which begin with what is there."""
+    fills: frozenset[str] = frozenset()
+    """MIRs that the next epoch fills with the past."""
 
 
 def arranged(
@@ -103,10 +111,12 @@ def arranged(
     orders: Mapping[str, Orders],
     ranks: tuple[str, ...],
     looks: Mapping[str, FirstLook],
+    fills: frozenset[str] = frozenset(),
 ) -> Arrangement:
     """These orders and ranks, planned."""
     known = (*ranks, *(i.relation for i in allocation.layout.inputs if i.relation not in ranks))
-    return Arrangement(allocation, orders, ranks, plan_on(allocation, catalog.graphs, orders, known, looks), looks)
+    plan = plan_on(allocation, catalog.graphs, orders, known, looks, fills=fills)
+    return Arrangement(allocation, orders, ranks, plan, looks, fills)
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,8 @@ class Decision:
     """Of all queries for which there is a forecast."""
     basis: Mapping[Name, float]
     """The statistics that the next ones are compared with: those of the last switch."""
+    keeps: tuple[Keep, ...] | None = None
+    """The MIRs that are wanted from the next epoch on; None: those that are there."""
 
 
 def replan(catalog: Running, layout: Arrangement, statistics: Statistics, config: Config) -> Decision:
@@ -155,8 +167,9 @@ def replan(catalog: Running, layout: Arrangement, statistics: Statistics, config
     views, unknown = _views(catalog, layout, statistics, config)
     switches = _switches(catalog, layout, statistics, config, views)
     reasons: tuple[str, ...] = ()
-    if config.sharing == "ilp" and config.orderer == "dp_pick" and len(catalog.groups) > 1 and not unknown:
-        switches, reasons = _chosen_together(catalog, layout, statistics, config, switches)
+    keeps: tuple[Keep, ...] | None = None
+    if config.sharing == "ilp" and config.orderer == "dp_pick" and not unknown and not layout.fills:
+        switches, keeps, reasons = _chosen_together(catalog, layout, statistics, config, switches)
     orders = {name: dict(of) for name, of in layout.orders.items()}
     for switch in switches:
         orders[switch.query][switch.driver] = switch.new
@@ -174,9 +187,9 @@ def replan(catalog: Running, layout: Arrangement, statistics: Statistics, config
         said = f"{len(switches)} of the orders were replaced after epoch {epoch}"
     said = "; ".join((said, *reasons))
     if switches or ranks != layout.ranks:
-        layout = arranged(catalog, layout.allocation, orders, ranks, layout.looks)
+        layout = arranged(catalog, layout.allocation, orders, ranks, layout.looks, layout.fills)
     basis = statistics.values if switches or not statistics.basis else statistics.basis
-    return Decision(layout, switches, said, views, basis)
+    return Decision(layout, switches, said, views, basis, keeps)
 
 
 def why_never(config: Config) -> str:
@@ -233,25 +246,29 @@ def _switches(
 
 def _chosen_together(
     catalog: Running, layout: Arrangement, statistics: Statistics, config: Config, alone: tuple[Switch, ...]
-) -> tuple[tuple[Switch, ...], tuple[str, ...]]:
-    """The orders to be replaced if all queries are looked at together; `alone` if that is not worth it.
+) -> tuple[tuple[Switch, ...], tuple[Keep, ...] | None, tuple[str, ...]]:
+    """The orders to be replaced, and the MIRs to be kept, if all queries are looked at together.
 
-    The joint optimiser's prices are coarser than those for one query, so what it finds must beat the orders that each
-    query would have by itself, by its own measure.
+    `alone` are the switches of each query by itself.  The joint optimiser's prices are coarser, so what it finds must
+    beat them by its own measure; filling a MIR must pay within `HORIZON_PERIODS`.  Where MIRs are in force, orders
+    change with them only.
     """
-    orders = {name: dict(layout.orders[name]) for name in catalog.leads}
-    for switch in alone:
+    leads = catalog.leads
+    kept = keeps_of(layout.allocation.layout, catalog.joins)
+    orders = {name: dict(layout.orders[name]) for name in leads}
+    for switch in () if kept else alone:
         orders[switch.query][switch.driver] = switch.new
     forecasts = {
-        name: statistics.history.forecast(name, graph, layout.plan, statistics.values)
-        for name, graph in catalog.leads.items()
+        name: statistics.history.forecast(name, graph, layout.plan, statistics.values) for name, graph in leads.items()
     }
+    now = InForce(orders, [for_leads(keep, leads) for keep in kept])
     tasks = 2 if statistics.exchanged else 1
-    found = together(catalog.leads, forecasts, orders, statistics.coefficients, tasks, config.sharing_seconds)
-    if not _pays(config, found.before, found.cost):
-        return alone, found.reasons
+    found = together(leads, forecasts, now, statistics.coefficients, tasks=tasks, seconds=config.sharing_seconds)
+    gain = (found.before - found.cost) * HORIZON_PERIODS * max(1, config.replan_epochs)
+    if not _pays(config, found.before, found.cost) or gain <= found.building:
+        return () if kept else alone, None, found.reasons
     known = {(switch.query, switch.driver, switch.new): switch for switch in alone}
-    tipped = "probes that several queries have in common"
+    tipped = "what several queries have in common, or is worth keeping"
     switches = [
         known.get((name, driver, new))
         or Switch(statistics.epoch, name, driver, old, new, found.before, found.cost, tipped)
@@ -259,7 +276,25 @@ def _chosen_together(
         for driver, new in mine.items()
         if new != (old := layout.orders[name][driver])
     ]
-    return tuple(switches), found.reasons
+    wanted = tuple(for_all(keep, catalog.groups) for keep in found.keeps)
+    same = len(wanted) == len(kept) and all(any(is_same(keep, old) for old in kept) for keep in wanted)
+    if same:
+        return tuple(switches), None, found.reasons
+    return tuple(switches), wanted, (_told(catalog, wanted, found), *found.reasons)
+
+
+def _told(catalog: Running, wanted: Sequence[Keep], found: Together) -> str:
+    """What is kept from now on, and what that is expected to cost and to save."""
+    names = []
+    for keep in wanted:
+        query, aliases = keep.uses[0]
+        relations = " ⋈ ".join(catalog.graphs[query].alias(alias).relation for alias in aliases)
+        names.append(f"{relations} by {', '.join(column for _, column in keep.key)}")
+    milliseconds = [f"{ns / 1e6:.3g}" for ns in (found.before, found.cost, found.building)]
+    return (
+        f"intermediate results that are kept: {'; '.join(names) or 'none any more'} (from {milliseconds[0]} to "
+        f"{milliseconds[1]} ms an epoch, {milliseconds[2]} ms once to fill them)"
+    )
 
 
 def _pays(config: Config, before: float, after: float) -> bool:
