@@ -44,10 +44,12 @@ class Planner:
         allocation: Allocation | None = None,
         looks: Mapping[str, FirstLook] | None = None,
         orders: Mapping[str, Orders] | None = None,
+        fills: frozenset[str] = frozenset(),
     ) -> None:
         """`allocation` is what the joins run on; None allocates for a new checkpoint.
 
-        `looks` are of queries whose first epoch is the next one, and which begin with what is there.
+        `looks` are of queries whose first epoch is the next one, and which begin with what is there; `fills` are the
+        MIRs that the next epoch fills (`Layout.fills`).
         """
         self.catalog = Running(graphs, relations)
         self.config = config
@@ -57,7 +59,7 @@ class Planner:
         orders = orders or {name: fixed(graph) for name, graph in graphs.items()}
         if config.orderer != "fixed":
             orders = self.catalog.followed(orders)
-        self.layout = arranged(self.catalog, allocation, orders, self.catalog.used, looks or {})
+        self.layout = arranged(self.catalog, allocation, orders, self.catalog.used, looks or {}, fills)
         self.coefficients = Coefficients()
         self.history = History(config.history_periods, smoothing=config.cost_variant != "no_smoothing")
         self.switches: deque[Switch] = deque(maxlen=SWITCHES_KEPT)
@@ -98,12 +100,12 @@ class Planner:
         return self.catalog.graphs
 
     def looked(self) -> None:
-        """The epoch of the first looks is committed."""
-        if self.layout.looks:
-            self._arrange(replace(self.layout, looks={}))
+        """The epoch of the first looks is committed, and MIRs that it filled are full."""
+        if self.layout.looks or self.layout.fills:
+            self._arrange(replace(self.layout, looks={}, fills=frozenset()))
 
     def _arrange(self, layout: Arrangement) -> None:
-        self.layout = arranged(self.catalog, layout.allocation, layout.orders, layout.ranks, layout.looks)
+        self.layout = arranged(self.catalog, layout.allocation, layout.orders, layout.ranks, layout.looks, layout.fills)
 
     @property
     def adaptive(self) -> bool:

@@ -93,6 +93,8 @@ class Arrangement:
     plan: Plan
     looks: Mapping[str, FirstLook] = field(default_factory=dict)
     """Of queries whose first epoch is the next one, and which begin with what is there."""
+    fills: frozenset[str] = frozenset()
+    """MIRs that the next epoch fills with the past."""
 
 
 def arranged(
@@ -101,10 +103,12 @@ def arranged(
     orders: Mapping[str, Orders],
     ranks: tuple[str, ...],
     looks: Mapping[str, FirstLook],
+    fills: frozenset[str] = frozenset(),
 ) -> Arrangement:
     """These orders and ranks, planned."""
     known = (*ranks, *(i.relation for i in allocation.layout.inputs if i.relation not in ranks))
-    return Arrangement(allocation, orders, ranks, plan_on(allocation, catalog.graphs, orders, known, looks), looks)
+    plan = plan_on(allocation, catalog.graphs, orders, known, looks, fills=fills)
+    return Arrangement(allocation, orders, ranks, plan, looks, fills)
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ def replan(catalog: Running, layout: Arrangement, statistics: Statistics, config
     else:
         said = f"{len(switches)} of the orders were replaced after epoch {epoch}"
     if switches or ranks != layout.ranks:
-        layout = arranged(catalog, layout.allocation, orders, ranks, layout.looks)
+        layout = arranged(catalog, layout.allocation, orders, ranks, layout.looks, layout.fills)
     basis = statistics.values if switches or not statistics.basis else statistics.basis
     return Decision(layout, switches, said, views, basis)
 
