@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from plait.catalog.catalog import Catalog, QueryEntry
 from plait.config import Config
 from plait.order.orders import Orders
-from plait.query.expr import ColumnRef
-from plait.query.graph import Alias, Equality, JoinGraph, Output, Window
+from plait.query.expr import Call, ColumnRef
+from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output, Window
 from plait.query.layout import Layout
 from plait.query.plan import Node, Plan, Step
 from plait.query.relation import ColumnDef, Relation
@@ -84,6 +84,11 @@ CHAIN = joined({"x": "a", "y": "b", "z": "c"}, "x.k = y.k", "y.m = z.m")
 SELF = joined({"x": "a", "y": "a", "z": "a"}, "x.k = y.k", "y.m = z.m")
 MIDDLE = joined({"x": "a", "y": "b", "z": "a"}, "x.k = y.k", "y.m = z.m")
 ORDERS: Orders = {"x": ("y", "z"), "y": ("x", "z"), "z": ("y", "x")}
+YOUNGER = Condition(
+    "y.id < z.id",
+    (ColumnRef("y", "id", "bigint"), ColumnRef("z", "id", "bigint")),
+    Call("<", (ColumnRef("y", "id", "bigint"), ColumnRef("z", "id", "bigint")), "boolean"),
+)
 TIME = {alias: ColumnRef(alias, "m", "bigint") for alias in "xyz"}
 KEEP = Keep((("q", ("y", "z")),), ((0, "k"),))
 
@@ -194,6 +199,36 @@ def test_a_mir_over_rows_that_are_there_is_filled_in_one_epoch_and_looked_up_fro
     assert is_right(tmp_path / "whole", CHAIN, plans)
     unfilled = [replace(plan, trees=tuple(t for t in plan.trees if t.replays is None)) for plan in plans]
     assert not is_right(tmp_path / "empty", CHAIN, unfilled)
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_each_use_of_a_mir_has_the_rows_since_its_own_floor(tmp_path: Path, tasks: int) -> None:
+    relations = relations_of(CHAIN)
+    first = allocate(Layout(), {"q": Wanted(CHAIN, "q")}, relations)
+    later = replace(CHAIN, conditions=(YOUNGER,))
+    orders = {"q": ORDERS, "p": ORDERS}
+    wanted = {
+        "q": Wanted(CHAIN, "q", floors=first.floors["q"], live=True, stores=frozenset(first.stores.values())),
+        "p": Wanted(later, "p", since="new"),
+    }
+    keep = Keep((("q", ("y", "z")), ("p", ("y", "z"))), ((0, "k"),))
+    second = allocate(first.layout, wanted, relations, epoch=2, version=1, keeps=[keep])
+    both = {"q": CHAIN, "p": later}
+    assert second.floors["p"] == {"x": 2, "y": 2, "z": 2}
+    plans = [plan_on(first, {"q": CHAIN}, orders, tuple("bca"))] * 2
+    plans += [plan_on(second, both, orders, tuple("bca"), fills=second.layout.fills(e)) for e in range(2, 6)]
+    assert [len(lookups(plan)) for plan in plans] == [0, 0, 0, 1, 1, 1]
+    found = {"q": bag([]), "p": bag([])}
+    with LocalEngine(tmp_path, plans[-1], Config(tasks=tasks, sync=False, fan_in=2)) as engine, Oracle() as oracle:
+        for epoch, plan in enumerate(plans):
+            engine.change(plan)
+            for name, table in engine.run({name: rows(epoch) for name in "abc"}).items():
+                found[name] += bag(table)
+            oracle.load({name: pa.concat_tables(rows(e) for e in range(epoch + 1)) for name in "abc"})
+            assert found["q"] == oracle.bag(sql(CHAIN))
+            if epoch >= 2:
+                oracle.load({name: pa.concat_tables(rows(e) for e in range(2, epoch + 1)) for name in "abc"})
+                assert found["p"] == oracle.bag(f"{sql(later)} AND y.id < z.id")
 
 
 def test_a_mir_holds_the_sub_join_once_and_goes_with_its_plan(tmp_path: Path) -> None:
