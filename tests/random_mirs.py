@@ -79,7 +79,7 @@ class Kept:
             column = graph.column_of(member, attribute)
             assert column is not None
             key.append((part.index(member), column.column))
-        uses = uses_of(graphs, query, part)
+        uses = uses_of(graphs, query, part, key)
         return Keep(uses if choose.random() < 0.8 else uses[:1], tuple(key))
 
     def orders(self) -> dict[str, Orders]:

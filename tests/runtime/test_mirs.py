@@ -12,15 +12,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
+from plait.catalog.catalog import Catalog, QueryEntry
 from plait.config import Config
 from plait.order.orders import Orders
-from plait.query.expr import ColumnRef
-from plait.query.graph import Alias, Equality, JoinGraph, Output
+from plait.query.expr import Call, ColumnRef
+from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output, Window
 from plait.query.layout import Layout
 from plait.query.plan import Node, Plan, Step
 from plait.query.relation import ColumnDef, Relation
+from plait.share.allocate import Wanted, allocate
 from plait.share.mirs import Keep
-from plait.share.probe_trees import build_plan
+from plait.share.planner import Planner
+from plait.share.probe_trees import build_plan, plan_on
+from plait.state.log import catalog_versions
+from plait.state.log.inspect import Inspection
 from plait.testing import LocalEngine, state_tables
 from tests.oracle import Bag, Oracle, bag
 from tests.random_joins import Case, Query, cases
@@ -79,6 +84,12 @@ CHAIN = joined({"x": "a", "y": "b", "z": "c"}, "x.k = y.k", "y.m = z.m")
 SELF = joined({"x": "a", "y": "a", "z": "a"}, "x.k = y.k", "y.m = z.m")
 MIDDLE = joined({"x": "a", "y": "b", "z": "a"}, "x.k = y.k", "y.m = z.m")
 ORDERS: Orders = {"x": ("y", "z"), "y": ("x", "z"), "z": ("y", "x")}
+YOUNGER = Condition(
+    "y.id < z.id",
+    (ColumnRef("y", "id", "bigint"), ColumnRef("z", "id", "bigint")),
+    Call("<", (ColumnRef("y", "id", "bigint"), ColumnRef("z", "id", "bigint")), "boolean"),
+)
+TIME = {alias: ColumnRef(alias, "m", "bigint") for alias in "xyz"}
 KEEP = Keep((("q", ("y", "z")),), ((0, "k"),))
 
 
@@ -190,6 +201,36 @@ def test_a_mir_over_rows_that_are_there_is_filled_in_one_epoch_and_looked_up_fro
     assert not is_right(tmp_path / "empty", CHAIN, unfilled)
 
 
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_each_use_of_a_mir_has_the_rows_since_its_own_floor(tmp_path: Path, tasks: int) -> None:
+    relations = relations_of(CHAIN)
+    first = allocate(Layout(), {"q": Wanted(CHAIN, "q")}, relations)
+    later = replace(CHAIN, conditions=(YOUNGER,))
+    orders = {"q": ORDERS, "p": ORDERS}
+    wanted = {
+        "q": Wanted(CHAIN, "q", floors=first.floors["q"], live=True, stores=frozenset(first.stores.values())),
+        "p": Wanted(later, "p", since="new"),
+    }
+    keep = Keep((("q", ("y", "z")), ("p", ("y", "z"))), ((0, "k"),))
+    second = allocate(first.layout, wanted, relations, epoch=2, version=1, keeps=[keep])
+    both = {"q": CHAIN, "p": later}
+    assert second.floors["p"] == {"x": 2, "y": 2, "z": 2}
+    plans = [plan_on(first, {"q": CHAIN}, orders, tuple("bca"))] * 2
+    plans += [plan_on(second, both, orders, tuple("bca"), fills=second.layout.fills(e)) for e in range(2, 6)]
+    assert [len(lookups(plan)) for plan in plans] == [0, 0, 0, 1, 1, 1]
+    found = {"q": bag([]), "p": bag([])}
+    with LocalEngine(tmp_path, plans[-1], Config(tasks=tasks, sync=False, fan_in=2)) as engine, Oracle() as oracle:
+        for epoch, plan in enumerate(plans):
+            engine.change(plan)
+            for name, table in engine.run({name: rows(epoch) for name in "abc"}).items():
+                found[name] += bag(table)
+            oracle.load({name: pa.concat_tables(rows(e) for e in range(epoch + 1)) for name in "abc"})
+            assert found["q"] == oracle.bag(sql(CHAIN))
+            if epoch >= 2:
+                oracle.load({name: pa.concat_tables(rows(e) for e in range(2, epoch + 1)) for name in "abc"})
+                assert found["p"] == oracle.bag(f"{sql(later)} AND y.id < z.id")
+
+
 def test_a_mir_holds_the_sub_join_once_and_goes_with_its_plan(tmp_path: Path) -> None:
     plan, without = planned(CHAIN), build_plan({"q": CHAIN}, relations_of(CHAIN), {"q": ORDERS}, tuple("abc"))
     mir = next(store.id for store in plan.stores if store.mir is not None)
@@ -215,3 +256,78 @@ def test_a_layout_with_mirs_survives_json() -> None:
     assert Plan.from_json(plan.to_json()) == plan
     assert kept.layout.fills(3) == {kept.layout.mirs[0].id}
     assert not kept.layout.fills(4)
+
+
+def test_an_epoch_that_dies_while_it_feeds_a_mir_leaves_nothing_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = case_of(CHAIN)
+    plans = [kept.plan("bca", {"q": ORDERS}, 0)]
+    kept.keep([KEEP], 1)
+    plans += [kept.plan("bca", {"q": ORDERS}, epoch) for epoch in range(1, 4)]
+
+    class Died(Exception):
+        pass
+
+    def die(point: str, epoch: int) -> None:
+        if point == "task.feed" and len(fed) < epoch:
+            fed.append(point)
+            raise Died
+
+    fed: list[str] = []
+    found = bag([])
+    monkeypatch.setattr("plait.runtime.task.join_task.reached", die)
+    for epoch, plan in enumerate(plans):
+        while True:
+            with LocalEngine(tmp_path, plan, Config(tasks=2, sync=False)) as engine:
+                try:
+                    found += bag(engine.run({name: rows(epoch) for name in "abc"})["q"])
+                    break
+                except Died:
+                    continue
+    assert len(fed) == 3
+    with Oracle() as oracle:
+        oracle.load({name: pa.concat_tables(rows(e) for e in range(len(plans))) for name in "abc"})
+        assert found == oracle.bag(sql(CHAIN))
+
+
+def test_a_planner_fills_a_mir_once_and_goes_on_choosing_orders(tmp_path: Path) -> None:
+    relations, config = relations_of(CHAIN), Config(tasks=2, sync=False, replan_epochs=1)
+    wanted = {"q": Wanted(CHAIN, "q")}
+    before = allocate(Layout(), wanted, relations)
+    found = bag([])
+    lives = {"q": replace(wanted["q"], floors=before.floors["q"], live=True)}
+    after = allocate(before.layout, lives, relations, epoch=2, version=1, keeps=[KEEP])
+    planners = [
+        Planner({"q": CHAIN}, relations, config, before, orders={"q": ORDERS}),
+        Planner({"q": CHAIN}, relations, config, after, orders={"q": ORDERS}, fills=after.layout.fills(2)),
+    ]
+    filled = []
+    for first, planner in zip((0, 2), planners, strict=True):
+        with LocalEngine(tmp_path, planner.plan, config, planner=planner) as engine, Oracle() as oracle:
+            for epoch in range(first, first + (2, 5)[first > 0]):
+                filled.append(any(tree.replays for tree in engine.plan.trees))
+                found += bag(engine.run({name: rows(epoch) for name in "abc"})["q"])
+                oracle.load({name: pa.concat_tables(rows(e) for e in range(epoch + 1)) for name in "abc"})
+                assert found == oracle.bag(sql(CHAIN))
+    assert filled == [False, False, True, False, False, False, False]
+    assert lookups(planners[1].plan)
+
+
+def test_a_checkpoint_with_a_mir_is_sound_and_says_who_uses_it(tmp_path: Path) -> None:
+    window = replace(CHAIN, windows=(Window(TIME["x"], TIME["y"], -10, 10), Window(TIME["y"], TIME["z"], -10, 10)))
+    timed = {n: Relation(n, COLUMNS, time_column="m", delay_ms=0) for n in "abc"}
+    base = allocate(Layout(), {"q": Wanted(window, "q")}, timed, keeps=[KEEP])
+    mir = base.layout.mirs[0].id
+    plan = plan_on(base, {"q": window}, {"q": ORDERS}, tuple("bca"))
+    entry = QueryEntry("q", "q", "", "", ("q",), "now", "append", dict(base.floors), 0, 0)
+    catalog = Catalog(version=0, queries={"q": entry}, layout=base.layout)
+    with LocalEngine(tmp_path, plan, Config(tasks=2, sync=False, fan_in=2)) as engine:
+        catalog_versions.put(engine.checkpoint.files, 0, catalog.to_json())
+        for epoch in range(5):
+            engine.run({name: rows(epoch) for name in "abc"})
+    inspection = Inspection(str(tmp_path))
+    assert list(inspection.findings()) == []
+    assert inspection.catalog()["stores"][mir]["joins"] == ["b", "c"]
+    assert inspection.usage(mir).readers == {"q.y": 0, "q.z": 0}
+    assert mir in {store.store for store in inspection.report().stores}

@@ -85,7 +85,8 @@ class Loop:
         self.results: dict[str, list[Row]] = {}
         self.largest = 0
         ship = lambda n, t: self.shipped.append((n, t))  # noqa: E731
-        self.prober = Prober(plan, iterative, chunk, budget, 0, self.runs, ship, self.emit)
+        keep = lambda *_: 0  # noqa: E731
+        self.prober = Prober(plan, iterative, chunk, budget, 0, self.runs, ship, self.emit, keep, epoch=1)
 
     def runs(self, step: Step, times: object = None) -> list[View]:
         store = self.plan.store_by_id[step.store]

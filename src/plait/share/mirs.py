@@ -63,11 +63,12 @@ class Joins:
 
 
 def uses_of(
-    graphs: Mapping[str, JoinGraph], query: str, aliases: Sequence[str]
+    graphs: Mapping[str, JoinGraph], query: str, aliases: Sequence[str], key: Sequence[tuple[int, str]] = ()
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The parts of one alias each per member that are the same join by equalities as this one, with itself first.
+    """The parts of queries that are the same join by equalities as this one, by member, with itself first.
 
-    Of aliases that two parts have in common, the first part keeps them: parts of one query are disjoint.
+    With a `key`, those that can be looked up by it.  Of aliases that two parts have in common, the first part keeps
+    them: parts of one query are disjoint.
     """
     wanted = _equalities(graphs[query], aliases)
     found = {(query, tuple(aliases)): None}
@@ -75,8 +76,15 @@ def uses_of(
         taken = set(aliases) if name == query else set[str]()
         while part := _part(graph, wanted, (), taken):
             taken |= set(part)
-            found[name, part] = None
+            if all(_attribute(graph, part[member], column) is not None for member, column in key):
+                found[name, part] = None
     return tuple(found)
+
+
+def _attribute(graph: JoinGraph, alias: str, column: str) -> int | None:
+    """The attribute that a column is; None if it is joined with nothing."""
+    by_column = {(ref.alias, ref.column): t for t, refs in enumerate(graph.attributes) for ref in refs}
+    return by_column.get((alias, column))
 
 
 _Equalities = tuple[tuple[str, ...], frozenset[frozenset[tuple[int, str]]]]
@@ -139,12 +147,11 @@ def _refuse(keep: Keep, layout: Layout, joins: Joins) -> None:
         feed_order(graph, aliases, aliases[0], ())
         keys = {key for alias in graph.aliases for key in graph.keys_of(alias.name)}
         for member, column in keep.key:
-            wanted = (aliases[member], column)
-            found = [t for t, refs in enumerate(graph.attributes) if wanted in [(r.alias, r.column) for r in refs]]
-            if not found:
+            attribute = _attribute(graph, aliases[member], column)
+            if attribute is None:
                 raise CannotKeep(f"{aliases[member]}.{column} joins nothing in {query}: it is no key")
             # Where all tuples are spread by the one key there is, they need no column of it.
-            if not carriers(graph, aliases, found[0]) and len(keys) > 1:
+            if not carriers(graph, aliases, attribute) and len(keys) > 1:
                 raise CannotKeep(f"{aliases[member]}.{column} is not at rest in the members' stores")
 
 

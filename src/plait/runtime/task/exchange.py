@@ -223,7 +223,8 @@ def merged(buckets: list[pa.Table]) -> pa.Table:
     if len(buckets) == 1:
         return buckets[0]
     order = merge_order([bucket.column(HASH).to_numpy() for bucket in buckets])
-    return take_table(pa.concat_tables(buckets).combine_chunks(), order)
+    # A column that the rows of one bucket are too old to have is NULL there, of no type.
+    return take_table(pa.concat_tables(buckets, promote_options="default").combine_chunks(), order)
 
 
 def encode(table: pa.Table) -> bytes:

@@ -1,0 +1,148 @@
+"""Which intermediate results a layout has: who goes on, who is made anew, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plait.explain_forest import forest
+from plait.order.orders import fixed
+from plait.query.graph import JoinGraph
+from plait.query.layout import Layout
+from plait.query.plan import Plan, Step, Store
+from plait.share.allocate import Allocation, Wanted, allocate
+from plait.share.mirs import CannotKeep, Keep, uses_of
+from plait.share.probe_trees import build_plan, plan_on
+from tests.share.streams import joined, streams
+
+CHAIN = joined("a.k = b.k", "b.m = c.m", "c.k = d.k")
+OTHER = joined("b.m = c.m", "b.k = e.k")
+GRAPHS = {"q": CHAIN, "p": OTHER}
+PART = (("q", ("b", "c")), ("p", ("b", "c")))
+KEEP = Keep(PART, ((0, "k"),))
+
+
+def allocated(
+    graphs: dict[str, JoinGraph], keeps: list[Keep], before: Layout | None = None, epoch: int = 0
+) -> Allocation:
+    live = {} if before is None else {"live": True, "stores": frozenset(s.id for s in before.stores)}
+    wanted = {}
+    for name, graph in graphs.items():
+        floors = None if before is None else {alias.name: 0 for alias in graph.aliases}
+        wanted[name] = Wanted(graph, name, floors=floors, **live)  # type: ignore[arg-type]
+    return allocate(before or Layout(), wanted, streams("abcde"), epoch=epoch, version=epoch, keeps=keeps)
+
+
+def only_mir(found: Allocation) -> Store:
+    (mir,) = found.layout.mirs
+    return mir
+
+
+def lookups(plan: Plan) -> list[Step]:
+    return [node.step for node in plan.nodes() if node.step.below is not None]
+
+
+def test_the_parts_of_queries_that_are_the_same_join_are_found_whatever_they_are_called() -> None:
+    assert set(uses_of(GRAPHS, "q", ("b", "c"))) == set(PART)
+    assert set(uses_of(GRAPHS, "q", ("c", "b"))) == {("q", ("c", "b")), ("p", ("c", "b"))}
+    assert uses_of(GRAPHS, "q", ("a", "b")) == (("q", ("a", "b")),)
+    assert uses_of(GRAPHS, "q", ("b", "c"), [(0, "k")]) == PART
+    assert uses_of(GRAPHS, "q", ("b", "c"), [(1, "k")]) == PART[:1]
+
+
+def test_a_mir_holds_what_any_order_of_its_uses_may_read_and_every_use_has_a_filter_of_its_own() -> None:
+    mir = only_mir(allocated(GRAPHS, [KEEP]))
+    assert mir.mir is not None
+    assert {column.name for column in mir.columns} >= {"0.id", "1.id", "0.k", "1.k"}
+    assert len({use.filter for use in mir.mir.uses}) == 2
+    assert mir.masked
+    assert (mir.since, mir.first) == (0, 0)
+
+
+def test_a_mir_goes_on_with_fewer_uses_and_is_another_one_with_more() -> None:
+    first = allocated(GRAPHS, [KEEP])
+    mir = only_mir(first)
+    fewer = only_mir(allocated(GRAPHS, [replace(KEEP, uses=PART[:1])], first.layout, 3))
+    assert fewer.id == mir.id
+    assert fewer.mir is not None
+    assert mir.mir is not None
+    assert fewer.mir.uses == mir.mir.uses[:1]
+    assert not allocated(GRAPHS, [KEEP], first.layout, 3).layout.fills(3)
+    alone = allocated(GRAPHS, [replace(KEEP, uses=PART[:1])])
+    more = allocated(GRAPHS, [KEEP], alone.layout, 3)
+    assert only_mir(more).id != only_mir(alone).id
+    assert more.layout.fills(3) == {only_mir(more).id}
+    ids = [f.id for i in more.layout.inputs for f in i.filters] + [
+        f.id for s in more.layout.mirs for f in s.filters({})
+    ]
+    assert len(set(ids)) == len(ids)
+    assert allocated(GRAPHS, [], more.layout, 5).layout.mirs == ()
+
+
+def test_the_same_part_by_two_keys_is_two_mirs() -> None:
+    found = allocated(GRAPHS, [KEEP, Keep(PART[:1], ((1, "k"),))])
+    assert len({mir.id for mir in found.layout.mirs}) == 2
+
+
+def test_without_a_stream_its_mirs_go() -> None:
+    layout = allocated(GRAPHS, [KEEP]).layout
+    assert layout.without(["c"]).mirs == ()
+    assert layout.without(["d"]).mirs == layout.mirs
+
+
+@pytest.mark.parametrize(
+    ("keep", "why"),
+    [
+        (Keep((), ((0, "k"),)), "for some query"),
+        (Keep((("q", ("b", "c")),), ()), "by some key"),
+        (Keep((("q", ("b", "c")), ("p", ("c", "b"))), ((0, "k"),)), "not of the same streams"),
+        (Keep((("q", ("b",)),), ((0, "k"),)), "not a part of q"),
+        (Keep((("q", ("a", "b", "c", "d")),), ((0, "k"),)), "not a part of q"),
+        (Keep((("q", ("a", "d")),), ((0, "k"),)), "not joined with each other"),
+        (Keep((("q", ("b", "c")),), ((0, "id"),)), "joins nothing"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_a_reason(keep: Keep, why: str) -> None:
+    with pytest.raises(CannotKeep, match=why):
+        allocated(GRAPHS, [keep])
+
+
+def test_a_join_with_a_table_is_not_kept() -> None:
+    wanted = {"q": Wanted(CHAIN, "q")}
+    with pytest.raises(CannotKeep, match="c is a table"):
+        allocate(Layout(), wanted, streams("abcd"), tables=frozenset("c"), keeps=[replace(KEEP, uses=PART[:1])])
+
+
+def test_one_lookup_into_a_mir_stands_for_those_into_its_members() -> None:
+    orders = {"q": {**fixed(CHAIN), "a": ("b", "c", "d")}, "p": fixed(OTHER)}
+    plan = build_plan(GRAPHS, streams("abcde"), orders, tuple("abcde"), [KEEP])
+    assert {step.store for step in lookups(plan)} == {s.id for s in plan.stores if s.mir is not None}
+    by_a = [node for tree in plan.trees if tree.relation == "a" for top in tree.nodes for node in top.walk()]
+    # b and c at once, then d.
+    assert [node.step.hop for node in by_a] == [1, 2]
+    feeds = [feed for node in plan.nodes() for feed in node.feeds]
+    # One by new rows of b, one by those of c; both queries share each.
+    assert [len(feed.members) for feed in feeds] == [2, 2]
+
+
+def test_an_order_that_does_not_go_through_all_members_in_a_row_does_without_the_mir() -> None:
+    star = joined("a.k = b.k", "b.m = c.m", "a.k = d.k")
+    keep = [Keep((("q", ("b", "c")),), ((0, "k"),))]
+    apart = {**fixed(star), "a": ("b", "d", "c"), "d": ("a", "b", "c")}
+    plan = build_plan({"q": star}, streams("abcd"), {"q": apart}, tuple("abcd"), keep)
+    # The order of d does: a, then both.
+    (step,) = lookups(plan)
+    assert step.key[0].slot in (0, 1)
+    base = allocate(Layout(), {"q": Wanted(star, "q")}, streams("abcd"), keeps=keep)
+    assert not lookups(plan_on(base, {"q": star}, {"q": apart}, tuple("abcd"), probes=frozenset()))
+
+
+def test_explain_tells_who_feeds_a_mir_and_who_waits_for_its_rows() -> None:
+    orders = {"q": {**fixed(CHAIN), "a": ("b", "c", "d")}, "p": fixed(OTHER)}
+    plan = build_plan(GRAPHS, streams("abcde"), orders, tuple("cdeab"), [KEEP])
+    text = "\n".join(forest(plan))
+    assert "row of b ⋈ c[0.k] for q, p" in text
+    assert "wait for hop 2" in text
+    assert "probe b ⋈ c[0.k], earlier and this epoch (new c only)" in text
+    assert "exchange by c.k" in text
