@@ -13,7 +13,7 @@ from plait.errors import QueryError
 from plait.query.expr import ColumnRef
 from plait.query.graph import Alias, Equality, JoinGraph, Window
 from plait.query.relation import Relation
-from plait.share.retention import keep_us, upper_bounds, with_ttls
+from plait.share.retention import complete_us, keep_us, upper_bounds, with_ttls
 
 NAMES = "abcd"
 TIMED = {n: Relation(n, (("k", "int"), ("ts", "timestamp")), "ts", 1000) for n in NAMES}
@@ -132,3 +132,14 @@ def test_those_who_share_a_stream_must_agree_on_its_ttl(graphs: list[JoinGraph],
     assert caught.value.code == "TTL_CONFLICT"
     assert words in caught.value.cause
     assert "engine.stream(" in caught.value.remedy
+
+
+def test_a_result_is_complete_above_what_any_of_its_streams_may_lack() -> None:
+    # a at most 5 before or after b; c at most 3 after b, and nothing says how much before.
+    graph = joined({("a", "b"): (-5, 5), ("c", "b"): (None, 3)}, "abc")
+    assert complete_us(graph, "a", {}) is None
+    assert complete_us(graph, "a", {"a": 100}) == 100
+    assert complete_us(graph, "a", {"a": 100, "b": 98}) == 103
+    assert complete_us(graph, "b", {"a": 100, "b": 98}) == 105
+    # A partner may be any time older: no result would ever be known to be complete.
+    assert complete_us(graph, "a", {"c": 1000}) is None
