@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, reduce
@@ -17,24 +17,21 @@ from pyspark.sql import DataFrame, SparkSession
 from plait.admission import Admission, Admitted, Asked, Snapshot, admitted
 from plait.attendant import REQUEST, Attendant
 from plait.catalog.catalog import Catalog
-from plait.catalog.changes import refuse_another_text, same_text
 from plait.catalog.settings import meaning, refuse_changed_meaning
 from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
-from plait.defining import World, read_definition
 from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
 from plait.queries import Desk, QueryHandle, watermark_policy
-from plait.query.graph import JoinGraph
 from plait.query.plan import Plan
-from plait.query.relation import Relation
+from plait.registry import Registry
 from plait.run import Run, Started, guarded
 from plait.runtime.answers.answer import Answer, LiveResults, Sources
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.deliver import catch_up
 from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
 from plait.runtime.driver.epoch import refuse_gap
-from plait.runtime.driver.sinks import Keep, Sink, make_sink
+from plait.runtime.driver.sinks import Keep, Sink
 from plait.runtime.driver.source_log import can_change_streams, choose_sources
 from plait.runtime.driver.steady_clock import SteadyClock
 from plait.runtime.driver.stopping import Stopping
@@ -43,17 +40,11 @@ from plait.runtime.spark.failures import translated
 from plait.runtime.spark.session import forget_origins
 from plait.runtime.task.bucketise import bucketised
 from plait.share.planner import Planner
-from plait.sql.catalyst.read_query import relation_of, table_of
 from plait.starting import deliver_to_old_sinks, loads, refuse_other_positions, triggered
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState, modernised
 from plait.state.log.requests import Request
-
-KEEP = ("used", "all")
-SINCE = ("now", "state", "new")
-
-_ANOTHER_NAME = "use another name, which differs in more than upper and lower case"
 
 
 class Engine:
@@ -78,9 +69,7 @@ class Engine:
             self.checkpoint.close()
             raise
         self._catalog = Catalog() if found is None else Catalog.from_json(found)
-        self._frames: dict[str, DataFrame] = {}
-        self._relations: dict[str, Relation] = {}
-        self._tables: set[str] = set()
+        self._registered = Registry(spark, lambda: self._in_force, lambda id: self._desk.complete_us(id))
         self._desk = Desk(
             spark,
             self.checkpoint,
@@ -89,11 +78,8 @@ class Engine:
             catalog=lambda: self._in_force,
             changing=self._changing,
             run=lambda: self._run,
+            queries=self._registered.queries,
         )
-        self._queries = self._desk.queries
-        self._dropped: set[str] = set()
-        self._anew: set[str] = set()
-        """Tables that live on the checkpoint, were dropped, and are registered again."""
         self._run: Run | None = None
         self._admission: Admission | None = None
         self._running: Admission | None = None
@@ -105,6 +91,8 @@ class Engine:
         """Held while something is registered, and while what is registered is admitted."""
         self._holding = 0
         """Blocks of `changes` that are open."""
+        self._is_changed = False
+        """Whether something has been registered or dropped since the last admission was asked for."""
 
     def stream(
         self, name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None, keep: str = "used"
@@ -119,19 +107,8 @@ class Engine:
         queries that are added later: whatever of its columns they read, and by whatever key, they find the past.
         """
         self._refuse_if_running("a stream cannot be added")
-        if not hasattr(df, "_jdf"):
-            raise StreamError(
-                "NOT_STREAMING", f"{name} is not a DataFrame of a classic session", "read it with spark.readStream"
-            )
-        self._refuse_known(name)
-        if keep not in KEEP:
-            raise StreamError(
-                "KEEP", f"keep={keep!r} of stream {name!r} is not known", f"use one of: {', '.join(KEEP)}"
-            )
-        self._relations[name] = replace(relation_of(name, df, ttl, needed), keep=keep)
+        self._registered.add_stream(name, df, ttl, needed, keep)
         self._admission = None
-        self._dropped.discard(name)
-        self._frames[name] = df
 
     def table(self, name: str, df: DataFrame) -> None:
         """Registers a batch DataFrame that queries may join with streams.
@@ -140,19 +117,8 @@ class Engine:
         read again, `drop` the table and the queries that read it, and register and define them anew.
         """
         self._refuse_if_running("a table cannot be added")
-        self._refuse_known(name)
-        if not hasattr(df, "_jdf") or df.isStreaming:
-            raise StreamError(
-                "NOT_A_TABLE", f"{name} is not a batch DataFrame", "read it with spark.read, or use engine.stream(…)"
-            )
-        self._relations[name] = table_of(name, df)
-        self._tables.add(name)
-        lives = self._in_force.streams.get(name)
-        if name in self._dropped and lives is not None and lives.table:
-            self._anew.add(name)
+        self._registered.add_table(name, df)
         self._admission = None
-        self._dropped.discard(name)
-        self._frames[name] = df
 
     def query(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
         """Registers a query over the streams; it is read and checked at once, and runs from `start` on.
@@ -189,117 +155,56 @@ class Engine:
         """
         with self._lock:
             self._refuse_if_closed("nothing can be dropped")
-            if name in self._relations:
+            if name in self._registered.relations:
                 self._refuse_if_running("a stream or table cannot be dropped")
-            self._drop(name)
+            self._registered.drop(name)
             self._changed()
-
-    def _drop(self, name: str) -> None:
-        readers = [query for query in self._readers(name) if query != name]
-        if name in self._relations and readers:
-            raise StreamError("STREAM_IN_USE", f"{name!r} is read by {', '.join(readers)}", "drop these queries first")
-        self._queries.pop(name, None)
-        if name in self._relations:
-            del self._relations[name], self._frames[name]
-            self._tables.discard(name)
-        self._dropped.add(name)
-        self._anew.discard(name)
-        self._admission = None
-
-    def _readers(self, relation: str) -> list[str]:
-        return [
-            name
-            for name, query in self._queries.items()
-            if any(a.relation == relation for graph in query.graphs.values() for a in graph.aliases)
-        ]
 
     def _define(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
         with self._lock:
             self._refuse_if_closed("a query cannot be added")
-            before, dropped = self._queries.get(name), set(self._dropped)
+            before = self._registered.memento()
             try:
-                handle = self._read(name, sql, output_mode, since, replaces)
+                self._registered.define(name, sql, output_mode, since, replaces)
                 if self._is_running:
                     # What admission would refuse is told to the caller; the run goes on as it is.
                     self._admit()
             except BaseException:
-                if before is None:
-                    self._queries.pop(name, None)
-                else:
-                    self._queries[name] = before
-                self._dropped = dropped
+                self._registered.go_back(before)
                 raise
             self._changed()
-            return handle
+            return QueryHandle(self, name)
 
     def _carry_out(self, request: Request) -> None:
         """What another process asks for (`plait add`, `drop`, `replace`), as if the program had done it."""
-        name, sink = request.name, request.sink
+        name, sink, before = request.name, request.sink, self._registered.memento()
         with self._lock, self.changes():
             if request.operation == "drop":
-                if name in self._relations:
+                if name in self._registered.relations:
                     raise QueryError("NO_QUERY", f"{name!r} is a stream or table", "drop these in the program")
                 self.drop(name)
                 return
-            there = self._queries.get(name)
+            there = before.queries.get(name)
             if there is not None and there.origin == REQUEST and there.sql == request.sql:
                 return
-            made = self._define(name, request.sql, request.output_mode, request.since, request.operation == "replace")
             try:
-                self._queries[name].origin = REQUEST
+                made = self._define(
+                    name, request.sql, request.output_mode, request.since, request.operation == "replace"
+                )
+                self._registered.queries[name].origin = REQUEST
                 if sink is not None:
                     made.sink(sink["kind"], **sink.get("options", {}))
             except PlaitError:
-                del self._queries[name]
-                if there is not None:
-                    self._queries[name] = there
+                self._registered.go_back(before)
                 raise
 
     def _restore(self) -> None:
-        """Queries that other processes have added live on: they are defined again from the catalog."""
-        for entry in self._in_force.queries.values():
-            if entry.origin == REQUEST and entry.name not in self._queries and entry.name not in self._dropped:
-                self._read(entry.name, entry.sql, entry.mode, entry.since, replaces=False)
-                restored = self._queries[entry.name]
-                restored.origin = REQUEST
-                if entry.sink is not None:
-                    kind, options = entry.sink["kind"], entry.sink["options"]
-                    handle = QueryHandle(self, entry.name)
-                    restored.use(
-                        make_sink(kind, entry.name, handle._remembered, options, self.config.sync), kind, options
-                    )
-
-    def _read(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
-        other = _same_name(name, self._queries)
-        if other is not None and not (replaces and other == name):
-            raise QueryError("DUPLICATE_QUERY", f"a query called {other!r} is registered already", _ANOTHER_NAME)
-        if not (name.isascii() and name.isidentifier()):
-            raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
-        if since is not None and since not in SINCE:
-            raise QueryError("SINCE", f"since={since!r} is not known", f"use one of: {', '.join(SINCE)}")
-        self._catalog = self._in_force
-        lives = self._catalog.queries.get(name)
-        if lives is not None and not replaces and name not in self._dropped:
-            refuse_another_text(lives, sql)
-        goes_on = lives is not None and name not in self._dropped and same_text(lives.sql, sql)
-        id = lives.id if lives is not None and goes_on else self._catalog.next_id(name)
-        world = World(self.spark, self._relations, frozenset(self._tables), self._frames, self._graphs)
-        made = read_definition(world, id, name, sql, output_mode, since)
-        if made.answer is not None:
-            made.answer.complete_us = partial(self._desk.complete_us, id)
-        self._queries[name] = made
-        self._dropped.discard(name)
-        self._admission = None
-        return QueryHandle(self, name)
-
-    @property
-    def _graphs(self) -> dict[str, JoinGraph]:
-        """The joins of all registered queries."""
-        return {join: graph for query in self._queries.values() for join, graph in query.graphs.items()}
+        """Queries that other processes have added."""
+        self._registered.restore(lambda name: QueryHandle(self, name)._remembered, self.config.sync)
 
     def sql(self, text: str, name: str | None = None, output_mode: str | None = None) -> QueryHandle:
         """Registers a query like `query`, under a name of its own choosing unless one is given."""
-        taken = {n.lower() for n in self._queries}
+        taken = {n.lower() for n in self._registered.queries}
         free = (f"q{i}" for i in count(1))
         return self.query(name or next(n for n in free if n not in taken), text, output_mode)
 
@@ -315,17 +220,20 @@ class Engine:
         While it runs, it is what the last epoch left in force: no epoch is waited for.
         With `stages`: how the plan of query `name` (of all, without one) was converted, and what is maintained.
         """
-        if name is not None and name not in self._queries:
-            known = ", ".join(self._queries) or "none registered yet"
+        if name is not None and name not in self._registered.queries:
+            known = ", ".join(self._registered.queries) or "none registered yet"
             raise QueryError("NO_QUERY", f"no query is called {name!r}", f"use one of: {known}")
         if stages:
-            return "\n".join(explain_stages(n, self._queries[n].read) for n in ([name] if name else self._queries))
+            return "\n".join(
+                explain_stages(n, self._registered.queries[n].read)
+                for n in ([name] if name else self._registered.queries)
+            )
         now = self._planned()
-        return explain(now.plan, now.graphs, self._relations, format, now.optimiser, now.catalog)
+        return explain(now.plan, now.graphs, self._registered.relations, format, now.optimiser, now.catalog)
 
     def _planned(self) -> Snapshot:
         """What is in force for all registered queries; made anew when something has been registered or dropped."""
-        if not self._queries:
+        if not self._registered.queries:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
         if self._running is not None and self._running.in_force is not None and self._is_running:
             return self._running.in_force
@@ -341,20 +249,15 @@ class Engine:
         """What the next epoch would run with."""
         self._restore()
         self._catalog = self._in_force
-        asked = Asked(
-            relations=dict(self._relations),
-            tables=frozenset(self._tables),
-            definitions={name: query.definition for name, query in self._queries.items()},
-            dropped=frozenset(self._dropped),
-            anew=frozenset(self._anew),
-            on_missing=self.config.on_missing_query,
-        )
+        asked = self._registered.asked(self.config.on_missing_query)
         self._live = self.checkpoint.log.live()
         if self._live.legacy or (self._catalog.version < 0 and self.checkpoint.catalog() is not None):
             self._upgrade(asked)
         now = admitted(self._catalog, asked, self._live, watermark_policy(self.spark))
         if self._catalog.version < 0 and not can_change_streams(self.checkpoint, self.spark):
-            positions = tuple(sorted(name for name in self._relations if name not in self._tables))
+            positions = tuple(
+                sorted(name for name in self._registered.relations if name not in self._registered.tables)
+            )
             now = Admitted(replace(now.catalog, positions=positions), now.allocation, now.graphs)
         return Admission(self.checkpoint, self.config, asked, now, watermark_policy(self.spark))
 
@@ -381,7 +284,7 @@ class Engine:
         # What was left for this start is part of its first epoch.
         attendant.attend()
         self._restore()
-        if not self._queries:
+        if not self._registered.queries:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
         self._run = Run(partial(self._begin, available_now, every))
         attendant.answer()
@@ -401,11 +304,11 @@ class Engine:
                 feedback = replace(before.feedback, planner=planner)
             driver = Driver(self._services(admission), self._first(admission, planner), feedback)
             layout, positions = admission.now.allocation.layout, admission.now.catalog.positions
-            refuse_other_positions(self.checkpoint, self.spark, positions, layout, self._frames)
+            refuse_other_positions(self.checkpoint, self.spark, positions, layout, self._registered.frames)
             inputs = sorted(layout.inputs, key=lambda i: i.relation)
             # Where Spark's checkpoint knows sources by position, it must not depend on the order of registration.
             streams = [i for i in inputs if not i.table and (positions is None or i.relation in positions)]
-            frames = {i.relation: self._frames[i.relation] for i in streams}
+            frames = {i.relation: self._registered.frames[i.relation] for i in streams}
             sources = choose_sources(self.checkpoint, self.spark, frames)
             buckets = reduce(DataFrame.union, [bucketised(sources.frames[i.relation], i) for i in streams])
             spark_dir = self.checkpoint.spark_dir
@@ -415,14 +318,16 @@ class Engine:
                 .foreachBatch(partial(guarded, driver, stopping := Stopping()))
             )
             writer = triggered(writer, available_now, every)
-            deliver_to_old_sinks(driver, self._catalog, admission.now.catalog, self._relations, self._frames)
+            deliver_to_old_sinks(
+                driver, self._catalog, admission.now.catalog, self._registered.relations, self._registered.frames
+            )
             forget_origins(self.spark)
             try:
                 if self._catalog.version == 0 and catalogs.newest(self.checkpoint.files) is None:
                     catalogs.put(self.checkpoint.files, 0, self._catalog.to_json())
                 admission.put(self._catalog)
                 self._catalog, self._running = admission.now.catalog, admission
-                self._dropped, self._anew = set(), set()
+                self._registered.admitted()
                 catch_up(driver)
                 sources.record(self.checkpoint)
                 with sources.starting(buckets.sparkSession):
@@ -444,7 +349,7 @@ class Engine:
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             changes=admission,
             sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, sinks, admission.policy)),
-            tables=loads(admission.now, self._frames, self._live.epoch + 1),
+            tables=loads(admission.now, self._registered.frames, self._live.epoch + 1),
         )
 
     def _first(self, admission: Admission, planner: Planner) -> InForce:
@@ -465,7 +370,7 @@ class Engine:
         finally:
             with self._lock:
                 self._holding -= 1
-                self._changed()
+                self._tell_the_run()
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
@@ -473,28 +378,34 @@ class Engine:
         with self._lock:
             self._refuse_if_closed(what)
             yield
-            self._admission = None
             self._changed()
 
     def _changed(self) -> None:
+        """Something was registered or dropped."""
+        self._admission = None
+        self._is_changed = True
+        self._tell_the_run()
+
+    def _tell_the_run(self) -> None:
         """A running engine admits what has changed after the running epoch."""
-        if self._run is not None and not self._holding and self._is_running:
+        if self._run is not None and self._is_changed and not self._holding and self._is_running:
+            self._is_changed = False
             self._run.change()
 
     def queries(self) -> list[QueryHandle]:
         """The queries that are registered."""
-        return [QueryHandle(self, name) for name in list(self._queries)]
+        return [QueryHandle(self, name) for name in list(self._registered.queries)]
 
     def _sinks(self) -> dict[str, Sink]:
         """By join: queries that only join have their own, the others' rows are kept for their answers."""
         return {
             join: Keep() if query.answer is not None else query.sink
-            for query in self._queries.values()
+            for query in self._registered.queries.values()
             for join in query.graphs
         }
 
     def _answers(self) -> dict[str, Answer]:
-        return {query.id: query.answer for query in self._queries.values() if query.answer is not None}
+        return {query.id: query.answer for query in self._registered.queries.values() if query.answer is not None}
 
     def close(self) -> None:
         """Stops the run, if any, and lets the checkpoint go."""
@@ -518,11 +429,6 @@ class Engine:
         running = None if self._running is None else self._running.in_force
         return self._catalog if running is None else running.catalog
 
-    def _refuse_known(self, name: str) -> None:
-        """Refuses a name that SQL cannot tell from that of a registered stream or table."""
-        if (other := _same_name(name, self._relations)) is not None:
-            raise StreamError("DUPLICATE_STREAM", f"a stream called {other!r} is registered already", _ANOTHER_NAME)
-
     def _check_settings(self) -> None:
         """Records what SQL means on the first start; later, refuses to go on with another meaning."""
         now = meaning(self.spark)
@@ -541,8 +447,3 @@ class Engine:
         self._refuse_if_closed(what)
         if self._is_running:
             raise StreamError("RUNNING", f"the engine is running: {what}", "stop the run first")
-
-
-def _same_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is this one but for upper and lower case: by default, Spark does not tell them apart."""
-    return next((other for other in known if other.lower() == str(name).lower()), None)

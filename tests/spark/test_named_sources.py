@@ -424,7 +424,7 @@ def test_a_checkpoint_that_began_without_names_goes_on_by_position_and_its_strea
         try:
             assert not can_change_streams(engine.checkpoint, spark)
             for name in ("clicks", "orders"):
-                engine._frames[name] = named(engine._frames[name], f"my_{name}")
+                engine._registered.frames[name] = named(engine._registered.frames[name], f"my_{name}")
             assert [progress["epoch"] for progress in run_epochs(engine)] == [EPOCHS]
         finally:
             spark.conf.unset(EVOLUTION)
@@ -442,7 +442,9 @@ def test_a_checkpoint_that_began_without_names_goes_on_by_position_and_its_strea
         assert "new checkpoint" in error.remedy
     with golden.engine() as engine:
         # The same streams, but one of them has a source more.
-        engine._frames["orders"] = engine._frames["orders"].union(golden.streams["orders"].frame())
+        engine._registered.frames["orders"] = engine._registered.frames["orders"].union(
+            golden.streams["orders"].frame()
+        )
         with pytest.raises(CheckpointError) as caught:
             engine.start(available_now=True)
         assert "has 4 sources, and now there are 5" in refused("STREAMS_FIXED", caught).cause
