@@ -40,7 +40,8 @@ class Kept:
     def keep(self, keeps: Sequence[Keep], epoch: int) -> None:
         """These, from an epoch on."""
         bare = replace(self.base.layout, next_filter=self.layout.next_filter)
-        joins = Joins(self.case.graphs, self.case.relations, self.base.floors, self.base.marks, epoch)
+        base = self.base
+        joins = Joins(self.case.graphs, self.case.relations, base.floors, base.filters, base.marks, epoch)
         self.layout, self.keeps = with_mirs(bare, self.layout, keeps, joins), tuple(keeps)
 
     def draw(self, epoch: int) -> None:

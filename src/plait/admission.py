@@ -175,7 +175,8 @@ def _keeping(now: Admitted, asked: Asked, keeps: Sequence[Keep], epoch: int) -> 
     allocation, running = now.allocation, now.running
     before = allocation.layout
     bare = replace(before, stores=tuple(store for store in before.stores if store.mir is None))
-    joins = Joins(running, with_ttls(now.graphs, asked.relations), allocation.floors, allocation.marks, epoch)
+    relations = with_ttls(now.graphs, asked.relations)
+    joins = Joins(running, relations, allocation.floors, allocation.filters, allocation.marks, epoch)
     possible: list[Keep] = []
     layout = bare
     for keep in keeps:

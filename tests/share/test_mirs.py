@@ -8,7 +8,8 @@ import pytest
 
 from plait.explain_forest import forest
 from plait.order.orders import fixed
-from plait.query.graph import JoinGraph
+from plait.query.expr import ColumnRef
+from plait.query.graph import JoinGraph, Window
 from plait.query.layout import Layout
 from plait.query.plan import Plan, Step, Store
 from plait.share.allocate import Allocation, Wanted, allocate
@@ -51,16 +52,28 @@ def test_the_parts_of_queries_that_are_the_same_join_are_found_whatever_they_are
     assert uses_of(GRAPHS, "q", ("b", "c"), [(1, "k")]) == PART[:1]
 
 
-def test_a_mir_holds_what_any_order_of_its_uses_may_read_and_every_use_has_a_filter_of_its_own() -> None:
+def test_a_mir_holds_what_any_order_of_its_uses_may_read() -> None:
     mir = only_mir(allocated(GRAPHS, [KEEP]))
-    assert mir.mir is not None
     assert {column.name for column in mir.columns} >= {"0.id", "1.id", "0.k", "1.k"}
-    assert len({use.filter for use in mir.mir.uses}) == 2
-    assert mir.masked
     assert (mir.since, mir.first) == (0, 0)
 
 
-def test_a_mir_goes_on_with_fewer_uses_and_is_another_one_with_more() -> None:
+def filtered(text: str) -> JoinGraph:
+    return replace(OTHER, aliases=tuple(replace(a, filter=text if a.name == "b" else None) for a in OTHER.aliases))
+
+
+def test_uses_that_ask_the_same_of_the_members_have_one_bit_and_are_fed_once() -> None:
+    alike, other = only_mir(allocated(GRAPHS, [KEEP])), {**GRAPHS, "p": filtered("id < 3")}
+    assert alike.mir is not None
+    assert [use.query for use in alike.mir.feeding] == ["q"]
+    assert not alike.masked
+    apart = only_mir(allocated(other, [KEEP]))
+    assert apart.mir is not None
+    assert [use.query for use in apart.mir.feeding] == ["q", "p"]
+    assert apart.masked
+
+
+def test_a_mir_goes_on_with_fewer_uses_and_is_another_one_when_other_rows_are_asked_for() -> None:
     first = allocated(GRAPHS, [KEEP])
     mir = only_mir(first)
     fewer = only_mir(allocated(GRAPHS, [replace(KEEP, uses=PART[:1])], first.layout, 3))
@@ -70,7 +83,13 @@ def test_a_mir_goes_on_with_fewer_uses_and_is_another_one_with_more() -> None:
     assert fewer.mir.uses == mir.mir.uses[:1]
     assert not allocated(GRAPHS, [KEEP], first.layout, 3).layout.fills(3)
     alone = allocated(GRAPHS, [replace(KEEP, uses=PART[:1])])
-    more = allocated(GRAPHS, [KEEP], alone.layout, 3)
+    joined_by = allocated(GRAPHS, [KEEP], alone.layout, 3)
+    # The other query asks the same of b and c: its rows are there.
+    assert only_mir(joined_by).id == only_mir(alone).id
+    assert not joined_by.layout.fills(3)
+    graphs = {**GRAPHS, "p": filtered("id < 3")}
+    alone = allocated(graphs, [replace(KEEP, uses=PART[:1])])
+    more = allocated(graphs, [KEEP], alone.layout, 3)
     assert only_mir(more).id != only_mir(alone).id
     assert more.layout.fills(3) == {only_mir(more).id}
     ids = [f.id for i in more.layout.inputs for f in i.filters] + [
@@ -78,6 +97,28 @@ def test_a_mir_goes_on_with_fewer_uses_and_is_another_one_with_more() -> None:
     ]
     assert len(set(ids)) == len(ids)
     assert allocated(GRAPHS, [], more.layout, 5).layout.mirs == ()
+
+
+def test_a_query_with_longer_windows_gets_a_mir_that_lets_rows_go_later() -> None:
+    timed = {n: replace(relation, time_column="m", delay_ms=0) for n, relation in streams("abc").items()}
+    chain = joined("a.k = b.k", "b.k = c.k")
+
+    def within(length_us: int) -> JoinGraph:
+        bounds = [("a", "b", length_us), ("b", "c", 5)]
+        sides = [(ColumnRef(x, "m", "bigint"), ColumnRef(y, "m", "bigint"), most) for x, y, most in bounds]
+        return replace(chain, windows=tuple(Window(x, y, -most, most) for x, y, most in sides))
+
+    def kept(lengths: dict[str, int], uses: str, before: Layout, epoch: int) -> Layout:
+        wanted = {n: Wanted(within(most), n, floors=dict.fromkeys("abc", 0), live=True) for n, most in lengths.items()}
+        keep = Keep(tuple((name, ("b", "c")) for name in uses), ((0, "k"),))
+        return allocate(before, wanted, timed, epoch=epoch, version=epoch, keeps=[keep]).layout
+
+    first = kept({"q": 10, "s": 7, "l": 20}, "q", Layout(), 0)
+    shorter = kept({"q": 10, "s": 7, "l": 20}, "qs", first, 3)
+    assert shorter.mirs[0].id == first.mirs[0].id
+    longer = kept({"q": 10, "s": 7, "l": 20}, "ql", first, 3)
+    assert longer.mirs[0].id != first.mirs[0].id
+    assert longer.fills(3)
 
 
 def test_the_same_part_by_two_keys_is_two_mirs() -> None:
@@ -121,9 +162,8 @@ def test_one_lookup_into_a_mir_stands_for_those_into_its_members() -> None:
     by_a = [node for tree in plan.trees if tree.relation == "a" for top in tree.nodes for node in top.walk()]
     # b and c at once, then d.
     assert [node.step.hop for node in by_a] == [1, 2]
-    feeds = [feed for node in plan.nodes() for feed in node.feeds]
-    # One by new rows of b, one by those of c; both queries share each.
-    assert [len(feed.members) for feed in feeds] == [2, 2]
+    # One by new rows of b, one by those of c.
+    assert [feed.new for node in plan.nodes() for feed in node.feeds] == [1, 2]
 
 
 def test_an_order_that_does_not_go_through_all_members_in_a_row_does_without_the_mir() -> None:
@@ -140,7 +180,8 @@ def test_an_order_that_does_not_go_through_all_members_in_a_row_does_without_the
 
 def test_explain_tells_who_feeds_a_mir_and_who_waits_for_its_rows() -> None:
     orders = {"q": {**fixed(CHAIN), "a": ("b", "c", "d")}, "p": fixed(OTHER)}
-    plan = build_plan(GRAPHS, streams("abcde"), orders, tuple("cdeab"), [KEEP])
+    plan = build_plan({**GRAPHS, "p": filtered("id < 3")}, streams("abcde"), orders, tuple("cdeab"), [KEEP])
+    assert {len(feed.members) for node in plan.nodes() for feed in node.feeds} == {2}
     text = "\n".join(forest(plan))
     assert "row of b ⋈ c[0.k] for q, p" in text
     assert "wait for hop 2" in text

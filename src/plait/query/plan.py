@@ -187,7 +187,10 @@ class Use:
     query: str
     aliases: tuple[str, ...]
     filter: int
-    """What tells the rows of this part from those of other uses: like a filter of a stream, by a bit of their sets."""
+    """What tells the rows of this part from those of other uses: like a filter of a stream, by a bit of their sets.
+
+    Uses that ask the same of the members have the same one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +210,15 @@ class Mir:
     """(member, its event time, how long after it the longest use can reach a row), of which the first ends a row."""
 
     @property
+    def feeding(self) -> tuple[Use, ...]:
+        """The first use of each filter: what it feeds is complete for the others."""
+        first = {use.filter: use for use in reversed(self.uses)}
+        return tuple(use for use in self.uses if first[use.filter] is use)
+
+    @property
     def filters(self) -> tuple[Filter, ...]:
         """The bits of its rows."""
-        return tuple(Filter(use.filter, f"{use.query}({', '.join(use.aliases)})") for use in self.uses)
+        return tuple(Filter(use.filter, f"{use.query}({', '.join(use.aliases)})") for use in self.feeding)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def allocate(
         if relation.keep == "all" and relation.name not in tables:
             found.raw(relation, filters[relation.name])
     layout = lay_out(found, graphs, relations, filters, every_mark, next_filter)
-    layout = with_mirs(layout, before, keeps, Joins(graphs, relations, floors, marks, epoch))
+    layout = with_mirs(layout, before, keeps, Joins(graphs, relations, floors, by_alias, marks, epoch))
     building = {build.store for build in layout.builds}
     late = {wanted[join].query for (join, _, _), store in stores.items() if store in building}
     return Allocation(

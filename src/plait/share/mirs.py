@@ -1,19 +1,19 @@
 """Which intermediate results are kept: from what a planner wants to stores of a layout (paper 001, section V).
 
 A `Keep` says which aliases of which queries are the members of a MIR, and by which of their columns it is partitioned.
-What the queries differ in, filters, windows, conditions and floors, does not matter: each use has a bit of its own in
-the rows' sets.  A MIR that is there goes on under its id as long as no use is added to it; with other uses it is
-another store, which the next epoch fills from the members' stores.
+What the queries differ in, filters, windows, conditions and floors, does not matter: uses that differ have bits of
+their own in the rows' sets.  A MIR that is there goes on under its id as long as no use is added that asks for other
+rows; otherwise it is another store, which the next epoch fills from the members' stores.
 
 Not kept are MIRs with a table among their members, and MIRs that are fed from other MIRs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from plait.query.expr import ColumnRef
+from plait.query.expr import ColumnRef, columns_of, replaced
 from plait.query.graph import JoinGraph, is_exact_key
 from plait.query.layout import Layout
 from plait.query.plan import UNTIL, Key, Mir, Reach, Store, Use
@@ -58,6 +58,8 @@ class Joins:
     graphs: Mapping[str, JoinGraph]
     relations: Mapping[str, Relation]
     floors: Mapping[str, Mapping[str, int]]
+    filters: Mapping[tuple[str, str], int]
+    """By join and alias."""
     marks: Mapping[str, tuple[str, ...]]
     epoch: int
 
@@ -117,17 +119,38 @@ def with_mirs(layout: Layout, before: Layout, keeps: Sequence[Keep], joins: Join
     number = layout.next_filter
     for keep in keeps:
         _refuse(keep, layout, joins)
-        old = next((store for store in before.mirs if store.id not in made and _goes_on(store, keep, joins)), None)
+        asked = [_asked(joins, *use) for use in keep.uses]
+        going = ((s, _going_on(s, keep, asked, joins)) for s in before.mirs if s.id not in made)
+        old, uses = next(((store, uses) for store, uses in going if uses), (None, ()))
         if old is None:
-            ids = range(number, number + len(keep.uses))
-            number += len(keep.uses)
-            store = _store(keep, ids, joins, {*made, *(s.id for s in before.mirs)})
+            ids = {what: number + i for i, what in enumerate(dict.fromkeys(asked))}
+            number += len(ids)
+            filters = [ids[what] for what in asked]
+            store = _store(keep, filters, joins, {*made, *(s.id for s in before.mirs)})
         else:
             assert old.mir is not None
-            uses = tuple(use for use in old.mir.uses if (use.query, use.aliases) in keep.uses)
-            store = replace(old, mir=replace(old.mir, uses=uses), masked=len(uses) > 1)
+            store = replace(old, mir=replace(old.mir, uses=uses), masked=len({use.filter for use in uses}) > 1)
         made[store.id] = _ageing(store, layout, joins)
     return replace(layout, stores=(*layout.stores, *made.values()), next_filter=number)
+
+
+def _asked(joins: Joins, query: str, aliases: tuple[str, ...]) -> Hashable:
+    """All that a use asks of the members: two uses with the same have the same rows."""
+    graph, number = joins.graphs[query], {alias: i for i, alias in enumerate(aliases)}
+
+    def numbered(ref: ColumnRef) -> ColumnRef:
+        return ColumnRef(str(number[ref.alias]), ref.column, ref.type)
+
+    inside = [w for w in graph.windows if w.left.alias in number and w.right.alias in number]
+    ready = [
+        c.expr for c in graph.conditions if c.expr is not None and all(r.alias in number for r in columns_of(c.expr))
+    ]
+    return (
+        _equalities(graph, aliases),
+        tuple((joins.filters[query, alias], joins.floors[query][alias]) for alias in aliases),
+        frozenset((numbered(w.left), numbered(w.right), w.lower_us, w.upper_us) for w in inside),
+        frozenset(replaced(expr, numbered) for expr in ready),
+    )
 
 
 def _refuse(keep: Keep, layout: Layout, joins: Joins) -> None:
@@ -167,16 +190,21 @@ def feed_order(graph: JoinGraph, aliases: Sequence[str], driver: str, wanted: Se
     return tuple(joined[1:])
 
 
-def _goes_on(store: Store, keep: Keep, joins: Joins) -> bool:
-    """Whether a MIR that is there has all that is wanted of it, for all epochs so far."""
+def _going_on(store: Store, keep: Keep, asked: Sequence[Hashable], joins: Joins) -> tuple[Use, ...]:
+    """The uses that a MIR that is there has from now on; none if it lacks something that is wanted, of any epoch."""
     assert store.mir is not None
-    there = {(use.query, use.aliases) for use in store.mir.uses}
-    columns = {column.name for column in store.columns}
-    return (
-        set(keep.uses) <= there
-        and store.key.columns == _key(keep, joins).columns
-        and all(column.name in columns for column in _columns(keep, joins))
-    )
+    columns, wanted = {column.name for column in store.columns}, {column.name for column in _columns(keep, joins)}
+    if store.key.columns != _key(keep, joins).columns or not wanted <= columns:
+        return ()
+    # What a use with longer windows could still reach may be gone already.
+    ends = {member: kept for member, _, kept in _until(keep, joins)}
+    if any(member not in ends or ends[member] > kept for member, _, kept in store.mir.until):
+        return ()
+    own = {(use.query, use.aliases): use.filter for use in store.mir.uses}
+    known = {_asked(joins, use.query, use.aliases): use.filter for use in store.mir.uses if use.query in joins.graphs}
+    found = [own.get(use, known.get(what)) for use, what in zip(keep.uses, asked, strict=True)]
+    uses = [Use(query, part, f) for (query, part), f in zip(keep.uses, found, strict=True) if f is not None]
+    return tuple(uses) if len(uses) == len(keep.uses) else ()
 
 
 def _key(keep: Keep, joins: Joins) -> Key:
@@ -221,7 +249,7 @@ def _store(keep: Keep, filters: Sequence[int], joins: Joins, taken: set[str]) ->
         relation=" ⋈ ".join(relations),
         key=key,
         columns=(*columns, *([ColumnDef(UNTIL, "", "bigint")] if until else [])),
-        masked=len(uses) > 1,
+        masked=len(set(filters)) > 1,
         time_column=UNTIL if until else None,
         keep_us=0 if until else None,
         ttl_us=None,

@@ -235,10 +235,10 @@ class _Forest:
         return begin, self.roots.setdefault(root, _Tree())
 
     def feed(self, store: Store, fills: bool) -> list[Probed]:
-        """The paths that complete rows of a MIR: of every use, one per driving member.  Who may look it up."""
+        """The paths that complete rows of a MIR: of every filter, one per driving member.  Who may look it up."""
         assert store.mir is not None
         hop = 1
-        for use in store.mir.uses:
+        for use in store.mir.feeding:
             at = Place(self.base, use.query, self.graphs[use.query], self.ranks)
             for driver, look, walk in feeding(at, store, use, fills):
                 if look is None:

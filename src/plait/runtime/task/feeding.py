@@ -36,8 +36,7 @@ NEVER = -(1 << 62)
 
 def sets_of(store: Store) -> Sets:
     """What is known of the uses of a MIR's rows that are complete in this epoch."""
-    assert store.mir is not None
-    ids = tuple(use.filter for use in store.mir.uses)
+    ids = tuple(_filters(store))
     return Sets(bits=ids) if store.masked else Sets(passed=ids)
 
 
@@ -78,7 +77,7 @@ def _key(feed: Feed, store: Store, partial: Partial) -> tuple[pa.Table, Key]:
 
 def _filters(store: Store) -> list[int]:
     assert store.mir is not None
-    return [use.filter for use in store.mir.uses]
+    return [use.filter for use in store.mir.feeding]
 
 
 def _uses(feed: Feed, store: Store, partial: Partial) -> list[Flags]:
