@@ -140,9 +140,10 @@ def _throughput_lines(part: Part) -> Iterator[str]:
         "million for Flink, on 4 or 8 nodes of 16 cores, without selections."
     )
     yield ""
-    yield "Median seconds of an epoch by step, on the driver and in tasks:"
+    yield "Median seconds of an epoch by step: of Spark's trigger, on the driver, and in tasks:"
     yield ""
-    parts = [{**f["steps"], **{f"task: {name}": s for name, s in f["tasks"].items()}} for f in part["figures"]]
+    kinds = (("Spark: ", "trigger"), ("", "steps"), ("task: ", "tasks"))
+    parts = [{f"{kind}{name}": s for kind, of in kinds for name, s in f[of].items()} for f in part["figures"]]
     names = list(dict.fromkeys(name for steps in parts for name in steps))
     yield from table(
         ("queries", *names),

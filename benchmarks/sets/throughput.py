@@ -52,6 +52,8 @@ class Result:
     """Median seconds of the driver's steps."""
     tasks: dict[str, float] = field(default_factory=dict)
     """Median seconds of what tasks do."""
+    trigger: dict[str, float] = field(default_factory=dict)
+    """Median seconds of the parts of a trigger, as Spark names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ def _figure(asked: list[SetQuery], runs: list[Result | None], size: Size, rows: 
         "results": sum(last.rows_out.values()),
         "steps": last.steps,
         "tasks": last.tasks,
+        "trigger": last.trigger,
         "wrong": wrong,
     }
 
@@ -168,6 +171,7 @@ def run_engine(job: SetsJob, work: Path) -> Result:
     result.epochs = [after - before for before, after in pairwise(ends)]
     result.steps = _medians([report["seconds"] for report in counted])
     result.tasks = _medians([report["task_seconds"] for report in counted])
+    result.trigger = _medians([report["spark_seconds"] for report in counted])
     return result
 
 

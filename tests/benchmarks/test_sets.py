@@ -107,7 +107,7 @@ def test_the_report_tells_ratios_and_goals(measured: dict[str, Any]) -> None:
     part["figures"][1]["queries"] = 100
     figures = [
         {"queries": n, "structures": 1, "seconds": s, "throughput": t, "registered": 1.0, "results": 7}
-        | {"steps": {"join": 0.1}, "tasks": {"probe": 0.05}, "wrong": 0}
+        | {"steps": {"join": 0.1}, "tasks": {"probe": 0.05}, "trigger": {"queryPlanning": 0.02}, "wrong": 0}
         for n, s, t in ((1, 0.2, 10_000.0), (100, 0.4, 500_000.0), (500, None, None))
     ]
     rate = part | {"part": "throughput2", "kind": "throughput", "figures": figures, "wrong": 1}
