@@ -6,6 +6,7 @@ One folder per benchmark.  In each, `benchmark` has `run(out, options, console)`
     tpch      whole SQL queries over streams, against Spark
     orders    the orderers of paper 000 against each other, and a drift of the selectivities
     drivers   the driver policies of paper 003 against each other
+    sets      hundreds of queries in one engine, by the generator of paper 004
     state     state larger than memory: paper 002's Figures 5 to 7, a soak, and other ways of keeping state
 
 What they share:

@@ -97,6 +97,21 @@ def ilp(quick: Quick = False, out: Out = OUT, part: Part = None, repeat: Repeat 
 
 
 @app.command()
+def sets(
+    quick: Quick = False,
+    out: Out = OUT,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs that count, after those that fill windows.")] = None,
+    part: Part = None,
+    count: Annotated[list[int] | None, typer.Option(min=1, help="A number of queries (repeatable).")] = None,
+    repeat: Repeat = None,
+    memory: Heap = None,
+) -> None:
+    """Run 1 to 500 queries in one engine by paper 004's generator: counted work, and overall data throughput."""
+    counts = tuple(sorted(set(count or ())))
+    _run("sets", out, Options(quick, None, epochs, tuple(part or ()), repeat=repeat, memory=memory, counts=counts))
+
+
+@app.command()
 def state(
     quick: Quick = False,
     sf: Scale = None,

@@ -23,6 +23,7 @@ class Options:
     limit: str | None = None
     limits: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
 
 
 def scale_factor(options: Options, *, full: float, quick: float) -> float:

@@ -51,6 +51,52 @@ def within(sets: U64, members: U64) -> Flags:
     return _within(frozen(sets, np.uint64), frozen(members, np.uint64))
 
 
+def moved_bits(words: I64, places: I64, size: int, at: I64, until: I64) -> I64:
+    """[f', n]: bit j of tuple i is its bit `places[j]` in `words[f, n]`, if `at[i] > until[j]`; `size` bits per word.
+
+    >>> moved_bits(np.array([[5, 6]]), np.array([2, 0]), 62, np.array([9, 9]), np.array([0, 0])).tolist()
+    [[3, 1]]
+    """
+    found = _moved_bits(
+        frozen(words, np.int64), frozen(places, np.int64), size, frozen(at, np.int64), frozen(until, np.int64)
+    )
+    return found
+
+
+def latest_of_bits(words: I64, count: int, size: int, at: I64) -> I64:
+    """[count]: the greatest `at` of the tuples that have each bit in `words[f, n]`; the least integer if none has.
+
+    >>> latest_of_bits(np.array([[1, 3]]), 2, 62, np.array([8, 7])).tolist()
+    [8, 7]
+    """
+    return _latest_of_bits(frozen(words, np.int64), count, size, frozen(at, np.int64))
+
+
+@jit
+def _moved_bits(words: I64, places: I64, size: int, at: I64, until: I64) -> I64:
+    n = words.shape[1]
+    out = np.zeros((-(-len(places) // size), n), np.int64)
+    for j in range(len(places)):
+        word, bit = places[j] // size, places[j] % size
+        into, as_bit, limit = j // size, j % size, until[j]
+        for i in range(n):
+            out[into, i] |= (words[word, i] >> bit & np.int64(at[i] > limit)) << as_bit
+    return out
+
+
+@jit
+def _latest_of_bits(words: I64, count: int, size: int, at: I64) -> I64:
+    least = np.iinfo(np.int64).min
+    out = np.full(count, least, np.int64)
+    for j in range(count):
+        word, bit = j // size, j % size
+        found = least
+        for i in range(words.shape[1]):
+            found = max(found, at[i] if words[word, i] >> bit & 1 else least)
+        out[j] = found
+    return out
+
+
 @jit
 def _union_of(sets: U64, starts: I64, counts: I64) -> U64:
     out = np.zeros((len(starts), sets.shape[1]), np.uint64)

@@ -8,6 +8,7 @@ from plait.kernels.filters import ask_filter, build_filter
 from plait.kernels.hashing import combine, hash_bytes, mix64, owner
 from plait.kernels.probe import expand, gather_ranges, product_ends
 from plait.kernels.runs import fence, group_starts, lookup, lookup_fenced, merge_order
+from plait.kernels.sets import latest_of_bits, moved_bits
 
 
 def warm_up() -> None:
@@ -25,6 +26,8 @@ def warm_up() -> None:
     ones = np.ones((2, 1), np.int64)
     expand(ones, ones, product_ends(ones), 0, 1)
     gather_ranges(np.zeros(1, np.int64), np.ones(1, np.int64))
+    moved_bits(ones, ones[0], 62, ones[:, 0], ones[0])
+    latest_of_bits(ones, 1, 62, ones[:, 0])
 
 
 warm_up()

@@ -30,6 +30,7 @@ from plait.query import expr as expressions
 from plait.query.expr import Call, ColumnRef, Expr, Literal, columns_of
 from plait.query.graph import JoinGraph, is_exact_key
 from plait.query.grouping import Grouping, GroupKey, GroupValue
+from plait.query.packed import Packed
 from plait.query.relation import ColumnDef
 
 HASH = "#h"
@@ -503,7 +504,7 @@ class IngestEdge:
 
 
 @dataclass(frozen=True)
-class Input:
+class Input(Packed):
     """What Spark computes of one stream before the exchange: filter, columns, query-set bits."""
 
     relation: str
@@ -548,6 +549,17 @@ class Input:
         mine = self.filters[self.position(filter)]
         return not self.masked or (mine.text is None and all(f.marks == mine.marks for f in self.filters))
 
+    def to_json(self) -> str:
+        """Text that `from_json` turns back into an equal input."""
+        return json.dumps(encode(self))
+
+    @staticmethod
+    def from_json(text: str) -> Input:
+        """The inverse of `to_json`."""
+        found = decode(json.loads(text))
+        assert isinstance(found, Input)
+        return found
+
     def travels_whole(self, tasks: int) -> bool:
         """Whether rows leave the source once, unsorted, for all edges: one task owns all keys."""
         return tasks == 1 and len(self.edges) > 1 and not self.table
@@ -581,7 +593,7 @@ class QueryPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Packed):
     """Everything an epoch needs to know: inputs, stores, trees, queries, and the ranking of the relations.
 
     Inputs and stores are those of a layout (`query/layout.py`); trees and ranks may change from epoch to epoch.
@@ -640,6 +652,10 @@ class Plan:
 
     def to_json(self) -> str:
         """Text that `from_json` turns back into an equal plan."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         return json.dumps(encode(self), sort_keys=True)
 
     @staticmethod

@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from plait.kernels import U64, Flags
+from plait.kernels import I64, U64, Flags
+from plait.kernels.sets import latest_of_bits, moved_bits
 from plait.query.plan import (
     ARRIVED,
     CORRUPT,
@@ -39,12 +40,12 @@ from plait.query.plan import (
 from plait.runtime.task.exchange import SCHEMA, Cut, Outbox
 from plait.runtime.task.notes import SourceNote
 from plait.state.segments.columns import in_utc, single, take
-from plait.state.segments.filter_sets import packed, tested
 from plait.state.segments.keys import hash_key, null_rows
 
 PROPERTY = "plait.epoch"
 _SLICE_ROWS = 1 << 20
 _SLICE_BYTES = 16 << 20
+_LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -195,19 +196,33 @@ def _admitted(table: pa.Table, source: Input, parameters: EpochParameters, count
         counted.null_key += table.num_rows - int(present.sum())
         table = table.filter(pa.array(present))
     counted.rows += table.num_rows
-    meets = _Meets(table, source)
-    late = _lateness(table, source, parameters, counted, meets)
+    found = _bits_of(table, source)
+    at = _event_times(table, source, parameters, counted, found)
+    until = _late_until(source, parameters)
+    late = at is not None and until is not None and bool(len(at)) and int(at.min()) <= int(until.max())
     # Where nothing is late, Spark's bits are the query sets already.
     if not late and (not source.masked or tuple(f.text for f in source.filters) == source.texts):
         return table
-    passing = [meets(f.text) if f.marks not in late else meets(f.text) & ~late[f.marks] for f in source.filters]
-    seen = np.logical_or.reduce(passing) if passing else np.zeros(table.num_rows, np.bool_)
-    counted.late += int((~seen & np.logical_or.reduce([meets(f.text) for f in source.filters])).sum()) if late else 0
+    if not source.filters:
+        return table.slice(0, 0)
+    place = {text: number for number, text in enumerate(source.texts)}
+    places = np.array([place[f.text] for f in source.filters])
+    never = np.zeros(table.num_rows, np.int64), np.full(len(places), _LEAST)
+    words = moved_bits(found, places, MASK_BITS, *(never if at is None or until is None else (at, until)))
+    seen = words.any(axis=0)
+    counted.late += int((moved_bits(found, places, MASK_BITS, *never).any(axis=0) & ~seen).sum()) if late else 0
     if source.masked:
         table = table.select([name for name in table.column_names if not name.startswith(MASK)])
-        for name, word in zip(mask_columns(len(passing)), packed(passing, table.num_rows), strict=True):
+        for name, word in zip(mask_columns(len(places)), words, strict=True):
             table = table.append_column(name, pa.array(word))
     return table if seen.all() else table.filter(pa.array(seen))
+
+
+def _bits_of(table: pa.Table, source: Input) -> I64:
+    """[words, rows]: which of the source's texts each row meets, as Spark has found."""
+    if len(source.texts) <= 1:
+        return np.ones((1, table.num_rows), np.int64)
+    return np.stack([single(table.column(name)).to_numpy() for name in mask_columns(len(source.texts))])
 
 
 def _present(table: pa.Table, required: Iterable[str]) -> Flags | None:
@@ -219,36 +234,19 @@ def _present(table: pa.Table, required: Iterable[str]) -> Flags | None:
     return found
 
 
-@dataclass
-class _Meets:
-    """Which rows meet a condition, as Spark has found."""
+def _event_times(
+    table: pa.Table, source: Input, parameters: EpochParameters, counted: SourceNote, found: I64
+) -> I64 | None:
+    """The rows' event times in microseconds, the greatest integer where there is none.  Moves the marks.
 
-    table: pa.Table
-    source: Input
-    known: dict[str | None, Flags] = field(default_factory=dict)
-
-    def __call__(self, text: str | None) -> Flags:
-        if text not in self.known:
-            everything = text is None or len(self.source.texts) == 1
-            position = self.source.texts.index(text)
-            self.known[text] = (
-                np.ones(self.table.num_rows, np.bool_) if everything else tested(self.table.column, position)
-            )
-        return self.known[text]
-
-
-def _lateness(
-    table: pa.Table, source: Input, parameters: EpochParameters, counted: SourceNote, meets: _Meets
-) -> dict[tuple[str, ...], Flags]:
-    """By the marks of a watermark, which rows are late; left out where none is.  Moves the marks.
-
-    Spark's rule: late is at or below the watermark; a row without event time is never late.  Late rows count as well.
+    Late rows move marks as well.  None without event times.
     """
     if source.time_column is None or not table.num_rows:
-        return {}
+        return None
     times = pc.cast(pc.cast(table.column(source.time_column), pa.timestamp("us")), pa.int64())
     valid = pc.is_valid(times).to_numpy()
-    at = pc.fill_null(times, 0).to_numpy()
+    # The least integer stands for no time at all.
+    at = np.maximum(pc.fill_null(times, 0).to_numpy(), _LEAST + 1)
     timely = valid
     if parameters.latest_us is not None:
         timely = valid & (at <= parameters.latest_us)
@@ -256,21 +254,31 @@ def _lateness(
     if timely.any():
         latest = int(at[timely].max()) // 1000
         counted.max_event_ms = max(latest, counted.max_event_ms or latest)
+    place = {text: number for number, text in enumerate(source.texts)}
+    by_text: dict[tuple[str, ...], list[int]] = {}
     for mark in source.marks:
-        present = _present(table, mark.required)
-        counts = timely & np.logical_or.reduce([meets(text) for text in mark.texts])
-        counts = counts if present is None else counts & present
-        if counts.any():
-            latest = int(at[counts].max()) // 1000 - (source.delay_ms or 0)
+        if mark.required not in by_text:
+            present = _present(table, mark.required)
+            counts = timely if present is None else timely & present
+            mine = np.where(counts, at, _LEAST)
+            by_text[mark.required] = latest_of_bits(found, len(place), MASK_BITS, mine).tolist()
+        last = max(by_text[mark.required][place[text]] for text in mark.texts)
+        if last != _LEAST:
+            latest = last // 1000 - (source.delay_ms or 0)
             counted.marks_ms[mark.key] = max(latest, counted.marks_ms.get(mark.key, latest))
-    found: dict[tuple[str, ...], Flags] = {}
-    for marks in {f.marks for f in source.filters}:
-        watermark = watermark_ms(marks, parameters.marks_ms, parameters.policy)
-        if watermark is not None:
-            late = valid & (at <= watermark * 1000)
-            if late.any():
-                found[marks] = late
-    return found
+    return np.where(valid, at, _MOST)
+
+
+def _late_until(source: Input, parameters: EpochParameters) -> I64 | None:
+    """By filter, the watermark of its queries in microseconds, or the least integer; None if nothing can be late.
+
+    Spark's rule: late is at or below the watermark; a row without event time is never late.
+    """
+    if source.time_column is None or not parameters.marks_ms:
+        return None
+    found = [watermark_ms(f.marks, parameters.marks_ms, parameters.policy) for f in source.filters]
+    limits = [_LEAST if at is None else min(max(at * 1000, _LEAST), _MOST - 1) for at in found]
+    return np.array(limits, np.int64) if limits and max(limits) > _LEAST else None
 
 
 def spread(rows: int) -> U64:

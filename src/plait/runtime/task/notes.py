@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from plait.query.observed import Driven, EdgeCount, Sample
@@ -110,8 +110,13 @@ Note = SourceNote | SegmentNote | MergeNote | CopyNote | ResultNote | WorkNote |
 
 def written(note: Note) -> bytes:
     """A note as JSON; `read_note` gives it back."""
-    content = {"sample": note.sample.to_json()} if isinstance(note, SampleNote) else asdict(note)
-    return json.dumps({"kind": _KINDS[type(note)], **content}).encode()
+    content = {"sample": note.sample.to_json()} if isinstance(note, SampleNote) else _shallow(note)
+    return json.dumps({"kind": _KINDS[type(note)], **content}, default=_shallow).encode()
+
+
+def _shallow(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass; what they hold the encoder goes into by itself, far faster than `asdict` copies it."""
+    return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 def read_note(payload: bytes) -> Note:

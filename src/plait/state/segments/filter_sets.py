@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from plait.kernels.sets import moved_bits
 from plait.query.expr import columns_of
 from plait.query.plan import MASK_BITS, Filter, mask_columns
 from plait.state.segments.evaluate import holds
@@ -21,6 +22,8 @@ from plait.state.segments.evaluate import holds
 Flags = npt.NDArray[np.bool_]
 Column = Callable[[str], pa.Array]
 """A column of some rows, by name."""
+PASSED = -1
+"""In the place of a bit: all rows pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,19 @@ class Sets:
         """The filter whose bit tells whether rows pass this one; None if none does."""
         every = (filter.id, *filter.like)
         return next((f for f in every if f in self.passed), next((f for f in every if f in self.bits), None))
+
+    def lookup(self) -> Callable[[Filter], int | None]:
+        """`known` for many filters: a function that gives the bit that tells, PASSED if all rows pass, or None."""
+        places = {f: i for i, f in enumerate(self.bits)} | dict.fromkeys(self.passed, PASSED)
+
+        def known(filter: Filter) -> int | None:
+            found = places.get(filter.id)
+            if filter.like and found != PASSED:
+                every = [places[f] for f in (filter.id, *filter.like) if f in places]
+                return PASSED if PASSED in every else next(iter(every), None)
+            return found
+
+        return known
 
     def columns(self, filter: Filter, there: Container[str]) -> list[str]:
         """The columns from which it is told whether rows pass a filter, of those that are there."""
@@ -80,6 +96,12 @@ def packed(flags: Sequence[Flags], rows: int) -> list[npt.NDArray[np.int64]]:
     return words
 
 
+def moved(words: Sequence[npt.NDArray[np.int64]], places: Sequence[int], rows: int) -> list[npt.NDArray[np.int64]]:
+    """Query sets with other bits: bit j is what bit `places[j]` was."""
+    none = np.zeros(rows, np.int64), np.full(len(places), np.iinfo(np.int64).min)
+    return list(moved_bits(np.stack(words), np.array(places), MASK_BITS, *none)) if len(places) else []
+
+
 @dataclass(frozen=True)
 class Rewritten:
     """The query sets of a segment, in the bits that segments have from now on."""
@@ -94,10 +116,18 @@ class Rewritten:
         """What is known of rows of several segments in one."""
         known = list(parts)
         # A filter that was not asked about yet has to be evaluated: it is implied for none.
-        passed = tuple(f.id for f in self.filters if all(s.known(f) in s.passed for s in known))
-        return Sets(tuple(f.id for f in self.filters if f.id not in passed), passed)
+        tell = [s.lookup() for s in dict.fromkeys(known)]
+        passed = tuple(f.id for f in self.filters if all(of(f) == PASSED for of in tell))
+        everyone = frozenset(passed)
+        return Sets(tuple(f.id for f in self.filters if f.id not in everyone), passed)
 
     def words(self, into: Sets, sets: Sets, columns: Mapping[str, pa.Array], rows: int) -> list[npt.NDArray[np.int64]]:
         """The query sets of some rows of a segment with `sets`, as a segment `into` which they go has them."""
+        known = sets.lookup()
+        places = [p for f in into.bits if (p := known(self.by_id[f])) is not None and p != PASSED]
+        if len(places) == len(into.bits):
+            # The usual case: all that is asked has a bit, which only moves.
+            words = [np.asarray(columns[name]) for name in mask_columns(len(sets.bits))]
+            return words if into.bits == sets.bits else moved(words, places, rows)
         flags = [sets.passing(self.by_id[f], columns.__getitem__, rows, columns) for f in into.bits]
         return packed(flags, rows)

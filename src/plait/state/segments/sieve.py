@@ -8,7 +8,7 @@ evaluated one by one; floors are compared with the rows' births.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from plait.kernels import I64, U64
 from plait.kernels.sets import translated
 from plait.query.plan import BORN, MASK_BITS, SET_BITS, Filter, Seen, mask_columns
 from plait.state.segments.columns import single
-from plait.state.segments.filter_sets import Sets
+from plait.state.segments.filter_sets import PASSED, Sets
 from plait.state.segments.run import MemoryRun
 from plait.state.segments.view import View
 
@@ -33,8 +33,15 @@ def as_words(members: int, width: int) -> U64:
     >>> as_words(1 << 64 | 5, 2).tolist()
     [5, 1]
     """
-    every = (1 << SET_BITS) - 1
-    return np.array([members >> SET_BITS * word & every for word in range(width)], np.uint64)
+    words: U64 = all_as_words((members,), width)[0]
+    return words
+
+
+def all_as_words(sets: Iterable[int], width: int) -> U64:
+    """[n, w]: sets of members as words."""
+    size = SET_BITS // 8 * width
+    every = (1 << 8 * size) - 1
+    return np.frombuffer(bytearray().join((s & every).to_bytes(size, "little") for s in sets), "<u8").reshape(-1, width)
 
 
 @dataclass(frozen=True)
@@ -145,11 +152,15 @@ class Fitted:
     @cached_property
     def _table(self) -> U64:
         """[byte, value, word]: the members whose filter has one of the bits in that byte."""
-        table = np.zeros((8 * len(mask_columns(len(self.bits))), 256, self.width), np.uint64)
-        for position, members in self.by_bit.items():
-            word, bit = divmod(position, MASK_BITS)
-            byte, bit = 8 * word + bit // 8, bit % 8
-            table[byte, np.arange(256) >> bit & 1 == 1] |= as_words(members, self.width)
+        count = 8 * len(mask_columns(len(self.bits)))
+        members = np.zeros((64 * count // 8, self.width), np.uint64)
+        places = np.fromiter(self.by_bit, np.int64, len(self.by_bit))
+        members[places // MASK_BITS * 64 + places % MASK_BITS] = all_as_words(self.by_bit.values(), self.width)
+        of_bit = members.reshape(count, 8, 1, self.width)
+        table = np.zeros((count, 256, self.width), np.uint64)
+        for bit in range(8):
+            # Values with this bit as their highest: what the lower bits say, and what this one does.
+            table[:, 1 << bit : 2 << bit] = table[:, : 1 << bit] | of_bit[:, bit]
         return table
 
 
@@ -157,12 +168,12 @@ def _fit(sieve: Sieve, view: View) -> Fitted:
     always, by_bit, evaluated = 0, dict[int, int](), dict[int, int]()
     floors: dict[int, int] = {}
     sets = view.sets
+    known = sets.lookup()
     for seen in sieve.seen:
-        known = None if seen.filter is None else sets.known(view.filters[seen.filter])
-        if seen.filter is None or known in sets.passed:
+        position = None if seen.filter is None else known(view.filters[seen.filter])
+        if seen.filter is None or position == PASSED:
             always |= seen.members
-        elif known is not None:
-            position = sets.bits.index(known)
+        elif position is not None:
             by_bit[position] = by_bit.get(position, 0) | seen.members
         else:
             evaluated[seen.filter] = evaluated.get(seen.filter, 0) | seen.members
