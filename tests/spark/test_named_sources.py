@@ -315,7 +315,7 @@ def test_an_engine_begins_a_new_checkpoint_with_named_sources(
     if continuous:
         with pair.engine() as engine:
             run = engine.start(every="0 seconds")
-            run._query.processAllAvailable()
+            run._now.query.processAllAvailable()
             run.stop()
             assert bag(plait.QueryHandle(engine, "q").results().toArrow()) == pair.expected()
     else:
