@@ -25,7 +25,7 @@ from plait.query.plan import Plan
 from plait.query.relation import Relation
 from plait.runtime.answers.result_reader import ResultRows
 from plait.sql.catalyst.logical import logical_of
-from plait.sql.catalyst.read_query import read_graph
+from plait.sql.catalyst.read_query import read_query
 from plait.sql.join import graph_rules
 from plait.sql.join.multiway import items
 from plait.state.segments.evaluate import values
@@ -156,7 +156,8 @@ def read(session: SparkSession, expressions: list[str]) -> tuple[Output, ...]:
         name: Relation(name, tuple((f.name, f.dataType.simpleString()) for f in schema.fields))
         for name, schema in schemas.items()
     }
-    return read_graph(session, relations, schemas, text_of(expressions)).outputs[2:]
+    (graph,) = read_query(session, relations, schemas, "q", text_of(expressions)).graphs.values()
+    return graph.outputs[2:]
 
 
 def shown(array: pa.Array) -> list[str]:

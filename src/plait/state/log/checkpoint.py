@@ -139,9 +139,9 @@ class Checkpoint:
         self._open = False
         while self._locks:
             lock = self._locks.pop()
-            # Who reads the file sees that nobody holds it; a disk that takes nothing must not keep it locked.
+            # Who reads the file sees that nobody holds it.  It keeps its size: a full disk has room for the next name.
             with contextlib.suppress(OSError):
-                os.ftruncate(lock, 0)
+                os.pwrite(lock, b"-", 0)
             os.close(lock)
 
     def __enter__(self) -> Checkpoint:
@@ -277,8 +277,13 @@ def locked(files: Files, name: str) -> int:
     except BaseException:
         os.close(handle)
         raise
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+    try:
+        name_of_holder = f"pid {os.getpid()} on host {socket.gethostname()}\n".encode()
+        os.pwrite(handle, name_of_holder, 0)
+        os.ftruncate(handle, len(name_of_holder))
+    except BaseException:
+        os.close(handle)
+        raise
     return handle
 
 
