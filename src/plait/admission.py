@@ -292,7 +292,8 @@ class Admission:
 
     def _run_with(self, now: Admitted, live: LiveState, learnt: Mapping[str, Any] | None) -> Planner:
         looks = first_looks(now, self.asked, live, self.policy)
-        planner = Planner(now.running, self.asked.relations, self.config, now.allocation, looks)
+        fills = now.allocation.layout.fills(live.epoch + 1)
+        planner = Planner(now.running, self.asked.relations, self.config, now.allocation, looks, fills=fills)
         if learnt is not None:
             planner.recall(learnt)
         self.now, self.planner, self.in_force = now, planner, _in_force(now, planner)
