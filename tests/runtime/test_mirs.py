@@ -231,6 +231,38 @@ def test_each_use_of_a_mir_has_the_rows_since_its_own_floor(tmp_path: Path, task
                 assert found["p"] == oracle.bag(f"{sql(later)} AND y.id < z.id")
 
 
+def test_a_row_of_a_mir_ends_when_the_first_of_its_members_cannot_be_reached_any_more(tmp_path: Path) -> None:
+    second = 1_000_000
+    # y is reached by x for 2 s; z, by y, for 1 s, and by x for 3 s.
+    windows = (
+        Window(TIME["x"], TIME["y"], -2 * second, 2 * second),
+        Window(TIME["y"], TIME["z"], -second, second),
+    )
+    graph = replace(joined({"x": "a", "y": "b", "z": "c"}, "x.k = y.k", "y.k = z.k"), windows=windows)
+    timed = {n: Relation(n, COLUMNS, time_column="m", delay_ms=0) for n in "abc"}
+    plan = build_plan({"q": graph}, timed, {"q": ORDERS}, tuple("bca"), [KEEP])
+    mir = next(store.id for store in plan.stores if store.mir is not None)
+
+    def at(k: int, seconds: float) -> pa.Table:
+        columns = [[0], [k], [round(seconds * second)]]
+        return pa.table([pa.array(column, pa.int64()) for column in columns], schema=SCHEMA)
+
+    def kept(engine: LocalEngine) -> int:
+        return sum(info.rows for info in engine.live.segments.get(mir, ()))
+
+    with LocalEngine(tmp_path, plan, Config(tasks=2, sync=False, max_future=None)) as engine:
+        engine.run({"a": at(9, 9), "b": at(1, 10), "c": at(1, 10.5)})
+        assert kept(engine) == 1
+        everybody = {name: at(ord(name), 11.999) for name in "abc"}
+        engine.run(everybody)
+        # The watermark is 1 ms short of y's 12 s.
+        assert engine.run({"a": at(1, 12)})["q"].num_rows == 1
+        assert kept(engine) == 1
+        engine.run({name: at(ord(name), 12) for name in "abc"})
+        engine.run({})
+        assert kept(engine) == 0
+
+
 def test_a_mir_holds_the_sub_join_once_and_goes_with_its_plan(tmp_path: Path) -> None:
     plan, without = planned(CHAIN), build_plan({"q": CHAIN}, relations_of(CHAIN), {"q": ORDERS}, tuple("abc"))
     mir = next(store.id for store in plan.stores if store.mir is not None)

@@ -13,7 +13,7 @@ from plait.query.graph import JoinGraph, Window
 from plait.query.layout import Layout
 from plait.query.plan import Plan, Step, Store
 from plait.share.allocate import Allocation, Wanted, allocate
-from plait.share.mirs import CannotKeep, Keep, uses_of
+from plait.share.mirs import CannotKeep, Keep, order_through, uses_of
 from plait.share.probe_trees import build_plan, plan_on
 from tests.share.streams import joined, streams
 
@@ -135,7 +135,6 @@ def test_without_a_stream_its_mirs_go() -> None:
 @pytest.mark.parametrize(
     ("keep", "why"),
     [
-        (Keep((), ((0, "k"),)), "for some query"),
         (Keep((("q", ("b", "c")),), ()), "by some key"),
         (Keep((("q", ("b", "c")), ("p", ("c", "b"))), ((0, "k"),)), "not of the same streams"),
         (Keep((("q", ("b",)),), ((0, "k"),)), "not a part of q"),
@@ -147,6 +146,31 @@ def test_without_a_stream_its_mirs_go() -> None:
 def test_what_cannot_be_kept_is_refused_with_a_reason(keep: Keep, why: str) -> None:
     with pytest.raises(CannotKeep, match=why):
         allocated(GRAPHS, [keep])
+
+
+def test_an_order_through_mirs_is_an_order_of_aliases_each_connected_with_those_before() -> None:
+    assert order_through(CHAIN, "a", [("c", "b"), ("d",)]) == ("b", "c", "d")
+    assert order_through(CHAIN, "d", [("b", "c"), ("a",)]) == ("c", "b", "a")
+    with pytest.raises(CannotKeep, match="not joined with each other"):
+        order_through(CHAIN, "a", [("d", "c"), ("b",)])
+
+
+def test_a_query_that_waits_for_a_build_uses_no_mir_yet() -> None:
+    assert KEEP.without({"p"}).uses == PART[:1]
+    first = allocated({"q": CHAIN}, [])
+    stores = frozenset(store.id for store in first.layout.stores)
+    graph = joined("b.m = c.m", "b.k = e.k", "b.id = e.m")
+    wanted = {
+        "q": Wanted(CHAIN, "q", floors=first.floors["q"], live=True, stores=stores),
+        "p": Wanted(graph, "p", since="now"),
+    }
+    keep = Keep(uses_of({"q": CHAIN, "p": graph}, "q", ("b", "c")), ((0, "k"),))
+    assert len(keep.uses) == 2
+    found = allocate(first.layout, wanted, streams("abcde"), epoch=3, version=1, keeps=[keep])
+    assert found.waiting == {"p"}
+    mir = only_mir(found)
+    assert mir.mir is not None
+    assert [use.query for use in mir.mir.uses] == ["q"]
 
 
 def test_a_join_with_a_table_is_not_kept() -> None:

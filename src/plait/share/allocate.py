@@ -75,7 +75,7 @@ def allocate(
 ) -> Allocation:
     """The layout from epoch `epoch` on; inputs are in the order of registration.
 
-    `keeps` are the intermediate results that it is to have, of queries that do not wait for a build.
+    `keeps` are the intermediate results that it is to have, for those of their uses that do not wait for a build.
     """
     graphs = {name: w.graph for name, w in wanted.items()}
     relations = with_ttls(graphs, relations)
@@ -118,16 +118,17 @@ def allocate(
         if relation.keep == "all" and relation.name not in tables:
             found.raw(relation, filters[relation.name])
     layout = lay_out(found, graphs, relations, filters, every_mark, next_filter)
-    layout = with_mirs(layout, before, keeps, Joins(graphs, relations, floors, by_alias, marks, epoch))
     building = {build.store for build in layout.builds}
     late = {wanted[join].query for (join, _, _), store in stores.items() if store in building}
+    waiting = frozenset(name for name, w in wanted.items() if w.query in late)
+    joins = Joins(graphs, relations, floors, by_alias, marks, epoch)
     return Allocation(
-        layout=layout,
+        layout=with_mirs(layout, before, [used for keep in keeps if (used := keep.without(waiting)).uses], joins),
         floors=floors,
         stores=stores,
         filters=by_alias,
         marks=marks,
-        waiting=frozenset(name for name, w in wanted.items() if w.query in late),
+        waiting=waiting,
     )
 
 

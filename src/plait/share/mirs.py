@@ -34,6 +34,10 @@ class Keep:
     feeds: tuple[tuple[int, ...], ...] = ()
     """By driving member, the order in which it looks the others up; none: as they are connected."""
 
+    def without(self, queries: Collection[str]) -> Keep:
+        """The same for fewer queries."""
+        return replace(self, uses=tuple(use for use in self.uses if use[0] not in queries))
+
 
 def keeps_of(layout: Layout, queries: Collection[str]) -> tuple[Keep, ...]:
     """The MIRs of a layout that some of these queries use, as they would be wanted today."""
@@ -154,8 +158,8 @@ def _asked(joins: Joins, query: str, aliases: tuple[str, ...]) -> Hashable:
 
 
 def _refuse(keep: Keep, layout: Layout, joins: Joins) -> None:
-    if not keep.uses or not keep.key:
-        raise CannotKeep("a sub-join is kept for some query, by some key")
+    if not keep.key:
+        raise CannotKeep("a sub-join is kept by some key")
     relations = {tuple(joins.graphs[query].alias(a).relation for a in aliases) for query, aliases in keep.uses}
     if len(relations) != 1:
         raise CannotKeep(f"the parts {keep.uses} are not of the same streams")
@@ -180,14 +184,27 @@ def _refuse(keep: Keep, layout: Layout, joins: Joins) -> None:
 
 def feed_order(graph: JoinGraph, aliases: Sequence[str], driver: str, wanted: Sequence[str]) -> tuple[str, ...]:
     """How a driving member looks up the others, each connected with those before: as it is wanted, if that is."""
-    joined, left = [driver], [*wanted, *(a for a in aliases if a not in wanted and a != driver)]
+    return _connected(graph, [driver], [*wanted, *(a for a in aliases if a not in wanted and a != driver)])
+
+
+def order_through(graph: JoinGraph, driver: str, steps: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The probe order that looks up these aliases, those of one step in a row: several are the members of a MIR."""
+    order: tuple[str, ...] = ()
+    for aliases in steps:
+        order += _connected(graph, [driver, *order], list(aliases))
+    return order
+
+
+def _connected(graph: JoinGraph, joined: list[str], left: list[str]) -> tuple[str, ...]:
+    """Aliases in the first order in which each is connected with those before."""
+    begun = len(joined)
     while left:
-        near = [a for a in left if graph.attributes_of(joined) & graph.attributes_of([a])]
+        near = [alias for alias in left if graph.attributes_of(joined) & graph.attributes_of([alias])]
         if not near:
             raise CannotKeep(f"{', '.join(left)} and {', '.join(joined)} are not joined with each other")
         joined.append(near[0])
         left.remove(near[0])
-    return tuple(joined[1:])
+    return tuple(joined[begun:])
 
 
 def _going_on(store: Store, keep: Keep, asked: Sequence[Hashable], joins: Joins) -> tuple[Use, ...]:
