@@ -75,7 +75,8 @@ def query_batches(
 def query_table(source: str | pa.NativeFile, bit: int | None, columns: list[str] | None = None) -> pa.Table:
     """A query's rows of a result file: all columns, or these.  Rows of others are held for a moment only."""
     if bit is None:
-        return pq.read_table(source, columns=columns)
+        # Nothing in a path says anything of the rows.
+        return pq.read_table(source, columns=columns, partitioning=None)
     with pq.ParquetFile(source) as file:
         names = columns if columns is not None else without_sets(file.schema_arrow.names)
         schema = pa.schema([file.schema_arrow.field(name) for name in names])
