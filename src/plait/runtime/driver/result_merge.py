@@ -64,11 +64,14 @@ def merge_results(epoch: Epoch) -> None:
     for file in (file for files in mergeable.values() for file in files):
         sharing.setdefault(file.path, []).append(file)
     due = sorted(filter(None, map(choose, mergeable.values())), key=len, reverse=True)
-    budget, taken = MOST_BYTES, set[str]()
-    for chosen in due[: 1 + len(epoch.plan.queries) // _QUERIES_PER_MERGE]:
+    budget, taken, turns = MOST_BYTES, set[str](), 1 + len(epoch.plan.queries) // _QUERIES_PER_MERGE
+    for chosen in due:
         size = sum(file.bytes for file in chosen)
+        if not turns:
+            break
         if size > budget or any(file.path in taken for file in chosen):
             continue
+        turns -= 1
         # Whoever has rows in these files goes along, so that what was written together stays together.
         together: dict[str, dict[str, ResultFile]] = {chosen[0].query: {}}
         for file in (file for mine in chosen for file in sharing[mine.path]):
