@@ -44,6 +44,7 @@ from plait.runtime.driver.result_merge import merge_results
 from plait.runtime.driver.sinks import Keep, Sink
 from plait.runtime.task.bucketise import PROPERTY, EpochParameters, buckets
 from plait.runtime.task.exchange import DESCRIPTOR, Outbox
+from plait.runtime.task.file_sets import query_table
 from plait.runtime.task.hops import every_hop, first_hop, later_hop
 from plait.runtime.task.join_task import EpochTask, Work
 from plait.state.log.checkpoint import Checkpoint
@@ -257,7 +258,7 @@ class LocalEngine:
         assert epoch.manifest is not None
         added: dict[str, list[pa.Table]] = {query.name: [] for query in epoch.plan.queries}
         for file in epoch.manifest.results:
-            table = pq.read_table(pa.BufferReader(self.checkpoint.results.read(file.path) or b""))
+            table = query_table(pa.BufferReader(self.checkpoint.results.read(file.path) or b""), file.bit)
             assert table.num_rows == file.rows
             added[file.query].append(table)
         return {query: pa.concat_tables(tables) if tables else pa.table({}) for query, tables in added.items()}

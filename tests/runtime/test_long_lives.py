@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +20,7 @@ from plait.runtime.answers.answer import LiveResults
 from plait.runtime.driver import result_merge
 from plait.runtime.driver.result_merge import FAN_IN, FULL_BYTES, MOST_BYTES, choose
 from plait.runtime.driver.sinks import Keep, Memory, Noop
+from plait.runtime.task.file_sets import query_table
 from plait.share.planner import Planner
 from plait.state.files.storage import LocalFiles
 from plait.state.log.inspect import Inspection
@@ -29,7 +29,8 @@ from plait.testing import LocalEngine
 from tests.share.streams import joined, rows, streams
 from tests.state.test_manifest import manifest, of_format_3
 
-QUERIES = {"pair": joined("a.k = b.k"), "other": joined("a.m = b.m")}
+QUERIES = {"pair": joined("a.k = b.k"), "other": joined("a.m = b.m"), "again": joined("a.k = b.k")}
+"""The last one shares the files of the first."""
 CONFIG = Config(sync=False, tasks=1, replan_epochs=0, snapshot_every=4, gc_grace_seconds=0)
 PLAN = Planner(dict(QUERIES), streams("ab", ttl_us=1), CONFIG).plan
 """The TTL lets a row meet those of its own epoch only: the state stays small."""
@@ -49,7 +50,7 @@ def expected(number: int) -> dict[str, Counter[tuple[int, int]]]:
     new = arrivals(number).to_pylist()
     return {
         query: Counter((a["id"], b["id"]) for a in new for b in new if a[key] == b[key])
-        for query, key in (("pair", "k"), ("other", "m"))
+        for query, key in (("pair", "k"), ("other", "m"), ("again", "k"))
     }
 
 
@@ -82,7 +83,7 @@ def kept(directory: Path) -> dict[str, Counter[tuple[int, int]]]:
     found: dict[str, Counter[tuple[int, int]]] = {query: Counter() for query in QUERIES}
     for query, files in log.results().items():
         for file in files:
-            table = pq.read_table(directory / "results" / file.path)
+            table = query_table(str(directory / "results" / file.path), file.bit)
             assert table.num_rows == file.rows
             found[query].update(zip(*(table.column(c).to_pylist() for c in ("a_id", "b_id")), strict=True))
     return found
@@ -238,7 +239,7 @@ class Sent(Noop):
 
 def test_rows_that_a_sink_has_taken_go_and_those_of_its_last_epoch_stay_if_it_is_left(tmp_path: Path) -> None:
     with started(tmp_path) as engine:
-        engine.change(sinks={"pair": Sent(), "other": Keep()})
+        engine.change(sinks={"pair": Sent(), "other": Keep(), "again": Keep()})
         for _ in range(20):
             step(engine)
         files = engine.checkpoint.log.results()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,6 +146,12 @@ def test_oracle_hundreds_of_queries_with_filters_of_their_own_get_their_own_rows
                 totals[name] += Counter(zip(*(c.to_pylist() for c in found.columns), strict=True))
             for name, (graph, window) in asked.items():
                 assert totals[name] == expected(graph, window, rows), (name, epoch)
+        # One file per epoch and task for all of them; the queries that see every row show how much is written.
+        files = {file.path: file for found in engine.results.files.values() for file in found}
+        assert len(files) <= 3 * tasks
+        assert len(engine.results.files) > count // 2
+        written = sum(pq.read_metadata(engine.checkpoint.results.where(path)).num_rows for path in files)
+        assert written == sum(file.rows for file in engine.results.files["q0"])
 
 
 def test_rows_that_are_dropped_are_counted_for_each_query(tmp_path: Path) -> None:

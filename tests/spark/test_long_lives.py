@@ -53,8 +53,10 @@ def typed(epoch: int) -> list[tuple[Any, ...]]:
 
 QUERIES = {
     "joined": "SELECT a.at, a.day, a.price, b.name, b.raw, a.share FROM a JOIN b ON a.k = b.k",
+    # In the files of the first, with sets.
+    "some": "SELECT a.at, a.day, a.price, b.name, b.raw, a.share FROM a JOIN b ON a.k = b.k WHERE a.price >= 2",
     # Only Spark can evaluate these; small answers are written by Arrow, large ones by Spark.
-    "told": "SELECT concat_ws('-', a.name, b.name) AS names, a.at, b.day, a.price FROM a JOIN b ON a.k = b.k",
+    "told": "SELECT reverse(concat_ws('-', a.name, b.name)) AS names, a.at, b.day, a.price FROM a JOIN b ON a.k = b.k",
 }
 
 
@@ -89,6 +91,7 @@ def test_oracle_rows_of_every_type_survive_merges_of_their_files(
                 assert bag(query.results().toArrow()) == batch_join(tables, QUERIES[name]), name
                 assert len(files_of(engine, name)) <= 10
                 assert any(file.tier for file in files_of(engine, name))
+            assert any(file.bit is not None and file.tier for file in files_of(engine, "some"))
     # Five epochs were written by Spark; files of two kinds were merged by it as well.
     assert by_spark.count("told") > 5
 

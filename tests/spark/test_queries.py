@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 import plait
+from plait.runtime.task.file_sets import query_table
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import Bag, Oracle, bag
 
@@ -134,7 +134,7 @@ def epoch_bags(engine: plait.Engine, query: str, epochs: int) -> list[Bag]:
         for file in manifest.results:
             if file.query == query:
                 path = os.path.join(engine.checkpoint.results_dir, file.path)
-                total += bag(pq.read_table(path, partitioning=None))
+                total += bag(query_table(path, file.bit))
         found.append(Counter(total))
     return found
 

@@ -46,7 +46,7 @@ def log(tmp_path: Path) -> ManifestLog:
 FULL = manifest(
     7, watermark_ms=-5, max_event_ms={"żółć": 1}, added=(info(1, max_time=3), info(2)), removed=("a/b", "c/d"),
     results=(ResultFile('q "quoted"\n', "r/1", 2, 3, "ff", passing=True),), snapshot=(info(3),),
-    merged=(ResultFile("q", "r/2", 2, 3, "ff", tier=2, passing=False),), replaced=("r/0", "r/9"),
+    merged=(ResultFile("q", "r/2", 2, 3, "ff", tier=2, passing=False),), replaced=(("q", "r/0"), (None, "r/9")),
     snapshot_results=(ResultFile("q", "r/2", 2, 3, "ff", tier=2, passing=False),),
 )  # fmt: skip
 
@@ -80,7 +80,7 @@ def of_format_3(one: Manifest) -> bytes:
     for later in ("merged", "replaced", "snapshot_results"):
         del value[later]
     for file in value["results"]:
-        del file["tier"], file["passing"]
+        del file["tier"], file["passing"], file["bit"]
     return seal("plait-manifest", value).replace(f" {FORMAT} ".encode(), b" 3 ", 1)
 
 
@@ -232,10 +232,29 @@ def test_results_in_force_are_those_of_all_epochs_less_what_was_replaced(tmp_pat
     it.append(manifest(0, results=(result("a"), result("b"), result("c", "other"))))
     it.append(manifest(1, results=(result("sent", "sunk", passing=True), result("d"))))
     assert paths(it.results()) == {"q": ["a", "b", "d"], "other": ["c"], "sunk": ["sent"]}
-    it.append(manifest(2, results=(result("e"),), merged=(result("ab", tier=1),), replaced=("a", "b")))
+    it.append(manifest(2, results=(result("e"),), merged=(result("ab", tier=1),), replaced=(("q", "a"), ("q", "b"))))
     assert paths(it.results()) == {"q": ["d", "ab", "e"], "other": ["c"]}
     it.append(manifest(3, results=(result("all", whole=True), result("f"))))
     assert paths(it.results()) == {"q": ["all", "f"], "other": ["c"]}
+
+
+def test_a_shared_file_is_replaced_for_the_queries_that_say_so(tmp_path: Path) -> None:
+    it = log(tmp_path)
+    it.append(manifest(0, results=(result("a", "p", bit=0), result("a", "q", bit=1), result("b", "q"))))
+    assert [file.bit for file in it.results()["q"]] == [1, None]
+    it.append(manifest(1, replaced=(("p", "a"),)))
+    assert paths(it.results()) == {"q": ["a", "b"]}
+    # Before files were shared, a path was enough.
+    value = dataclasses.asdict(manifest(2))
+    assert it.files.put_if_absent(manifest_name(2), seal("plait-manifest", {**value, "replaced": ["a"]}))
+    assert paths(it.results()) == {"q": ["b"]}
+
+
+@pytest.mark.parametrize("replaced", [["../a"], [["q", "../a"]], [["q"]], [1], [["q", 1]], [["q", "a", "b"]]])
+def test_what_is_replaced_is_a_file_of_the_checkpoint(replaced: list[Any]) -> None:
+    value = {**dataclasses.asdict(manifest(0)), "replaced": replaced}
+    with pytest.raises(CorruptionError, match=r"PATH_OUTSIDE|MANIFEST_CORRUPT"):
+        Manifest.decode(seal("plait-manifest", value))
 
 
 @pytest.mark.parametrize("every", [1, 3, 7])
@@ -249,7 +268,7 @@ def test_a_snapshot_stands_for_all_results_before_it(tmp_path: Path, every: int)
         old = [f for found in files.values() for f in found if not f.passing and f.query == "p"]
         gone = old[: rng.randint(2, 5)] if len(old) > 5 else []
         merged = (result(f"{epoch}/m", "p", tier=1),) if gone else ()
-        one = manifest(epoch, results=new, merged=merged, replaced=tuple(f.path for f in gone))
+        one = manifest(epoch, results=new, merged=merged, replaced=tuple((f.query, f.path) for f in gone))
         files = results_after(files, one)
         if epoch % every == 0:
             one = dataclasses.replace(one, snapshot=(), snapshot_results=tuple(f for fs in files.values() for f in fs))

@@ -42,6 +42,15 @@ def members_in(sets: U64) -> I64:
     return _members_in(frozen(sets, np.uint64))
 
 
+def weights_in(sets: U64, weights: I64) -> I64:
+    """[64 w]: by member the sum of its tuples' weights.
+
+    >>> weights_in(np.array([[3], [2]], np.uint64), np.array([10, 5]))[:3].tolist()
+    [10, 15, 0]
+    """
+    return _weights_in(frozen(sets, np.uint64), frozen(weights, np.int64))
+
+
 def within(sets: U64, members: U64) -> Flags:
     """Which tuples have one of these members at least.
 
@@ -130,6 +139,21 @@ def _members_in(sets: U64) -> I64:
             at = 64 * w
             while word:
                 out[at] += np.int64(word & np.uint64(1))
+                word = word >> np.uint64(1)
+                at += 1
+    return out
+
+
+@jit
+def _weights_in(sets: U64, weights: I64) -> I64:
+    out = np.zeros(64 * sets.shape[1], np.int64)
+    for i in range(sets.shape[0]):
+        for w in range(sets.shape[1]):
+            word = sets[i, w]
+            at = 64 * w
+            while word:
+                if word & np.uint64(1):
+                    out[at] += weights[i]
                 word = word >> np.uint64(1)
                 at += 1
     return out

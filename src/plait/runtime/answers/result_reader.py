@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Set
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from plait.errors import CorruptionError
 from plait.query.graph import FIXED_KEYS
-from plait.query.plan import Plan, QueryPlan
+from plait.query.plan import SET_BITS, Plan, QueryPlan
+from plait.runtime.task.file_sets import query_batches, query_table, set_column, without_sets
 from plait.runtime.task.result_writer import ResultWriter, results_folder, sync_results
 from plait.sql.answer.residual import finish
 from plait.state.files.remote import RemoteFiles
@@ -89,6 +91,25 @@ class ResultRows:
             yield found
 
     @contextmanager
+    def apart(self, files: Iterable[ResultFile]) -> Iterator[list[str]]:
+        """Files of this machine with a query's rows and nothing else, for as long as the block runs.
+
+        Those that it shares with others are split here: the cost is reading them once, and writing its rows.
+        """
+        files = list(files)
+        local = not isinstance(self.checkpoint.results, RemoteFiles)
+        with ExitStack() as stack:
+            paths = self.paths(files) if local else stack.enter_context(self.copies(files))
+            if any(file.bit is not None for file in files):
+                folder = stack.enter_context(TemporaryDirectory(prefix="plait-results-", dir=scratch_dir()))
+                for number, file in enumerate(files):
+                    if file.bit is not None:
+                        target = os.path.join(folder, f"{number:04d}.parquet")
+                        _split(paths[number], file.bit, target)
+                        paths[number] = target
+            yield paths
+
+    @contextmanager
     def one_file(self, query: str, rows: DataFrame) -> Iterator[list[str]]:
         """Rows as one file of this machine, or none, for as long as the block runs."""
         files, results = self.written(query, rows.coalesce(1)), self.checkpoint.results
@@ -104,8 +125,11 @@ class ResultRows:
         """Every committed row of a query, exactly once."""
         return self.frame(query, self.checkpoint.log.results().get(query, ()))
 
-    def finished(self, query: QueryPlan, candidates: list[ResultFile]) -> list[ResultFile]:
-        """Joined rows go through Spark's part of the query and are written as result files of their own."""
+    def finished(self, query: QueryPlan, candidates: list[ResultFile], needed: Set[str]) -> list[ResultFile]:
+        """Joined rows go through Spark's part of the query and are written as result files of their own.
+
+        The candidates go, but for those that other queries have rows in: the paths in `needed`.
+        """
         if not candidates:
             return []
         self.known.update(candidate.path for candidate in candidates)
@@ -113,7 +137,8 @@ class ResultRows:
         small = stays_small(query, candidates)
         files = self.written_here(query.name, rows.toArrow()) if small else self.written(query.name, rows)
         for candidate in candidates:
-            self.checkpoint.results.delete(candidate.path)
+            if candidate.path not in needed:
+                self.checkpoint.results.delete(candidate.path)
         return files
 
     def written_here(self, query: str, table: pa.Table, whole: bool = False) -> list[ResultFile]:
@@ -170,23 +195,32 @@ class ResultRows:
 
     def tables(self, files: Iterable[ResultFile], columns: list[str] | None = None) -> Iterator[pa.Table]:
         """The rows of small files, file by file: all columns, or these."""
-        local = not isinstance(self.checkpoint.results, RemoteFiles)
+        files, local = list(files), not isinstance(self.checkpoint.results, RemoteFiles)
         with nullcontext(self.paths(files)) if local else self.copies(files) as paths:
-            for path in paths:
-                yield pq.read_table(path, columns=columns)
+            for file, path in zip(files, paths, strict=True):
+                yield query_table(path, file.bit, columns)
 
     def here(self, columns: tuple[tuple[str, str], ...], table: pa.Table) -> DataFrame:
         """A few rows that are here already, in one partition."""
         return self.spark.createDataFrame(table, _struct(columns)).coalesce(1)
 
     def read(self, columns: tuple[tuple[str, str], ...], files: Iterable[ResultFile]) -> DataFrame:
-        """The rows of files with these columns."""
-        schema = _struct(columns)
-        paths = self.paths(files)
-        if not paths:
-            return self.spark.createDataFrame([], schema)
+        """The rows of files with these columns: one scan for all, and one for each bit that the query has in files."""
+        by_bit: dict[int | None, list[ResultFile]] = {}
+        for file in files:
+            by_bit.setdefault(file.bit, []).append(file)
+        frames = [self._scanned(_struct(columns), self.paths(some), bit) for bit, some in by_bit.items()]
+        return reduce(DataFrame.union, frames) if frames else self.spark.createDataFrame([], _struct(columns))
+
+    def _scanned(self, schema: T.StructType, paths: list[str], bit: int | None) -> DataFrame:
+        """The rows of files, or those that have a bit."""
         # Whatever the session says of missing files: these were committed.
-        return self.spark.read.schema(schema).option("ignoreMissingFiles", "false").parquet(*paths)
+        reader = self.spark.read.option("ignoreMissingFiles", "false")
+        if bit is None:
+            return reader.schema(schema).parquet(*paths)
+        word = set_column(bit)
+        rows = reader.schema(T.StructType([*schema.fields, T.StructField(word, T.LongType())])).parquet(*paths)
+        return rows.where(F.shiftright(f"`{word}`", bit % SET_BITS).bitwiseAND(1) == 1).drop(word)
 
 
 def stays_small(query: QueryPlan, files: Iterable[ResultFile]) -> bool:
@@ -205,6 +239,20 @@ def stays_small(query: QueryPlan, files: Iterable[ResultFile]) -> bool:
 @lru_cache(maxsize=256)
 def _struct(columns: tuple[tuple[str, str], ...]) -> T.StructType:
     return T.StructType([T.StructField(name, T._parse_datatype_string(kind)) for name, kind in columns])
+
+
+def _split(source: str, bit: int, target: str) -> None:
+    """The rows of a shared file that have a bit, as a file without sets."""
+    try:
+        with pq.ParquetFile(source) as file:
+            schema = file.schema_arrow
+            own = pa.schema([schema.field(name) for name in without_sets(schema.names)])
+            with pq.ParquetWriter(target, own, compression="snappy") as writer:
+                for rows in query_batches(file, bit):
+                    if rows.num_rows:
+                        writer.write_batch(rows)
+    except OSError as error:
+        raise storage_error("RESULTS", target, error) from error
 
 
 def _measured(files: Files, name: str) -> tuple[int, str]:

@@ -34,7 +34,8 @@ class Collected:
     results: list[ResultFile] = field(default_factory=list)
     merged_results: list[ResultFile] = field(default_factory=list)
     """Result files that hold the rows of those in `replaced`, which earlier epochs have written."""
-    replaced: list[str] = field(default_factory=list)
+    replaced: list[tuple[str, str]] = field(default_factory=list)
+    """Queries, and paths that they need no more."""
     rows_in: dict[str, int] = field(default_factory=dict)
     rows_late: dict[str, int] = field(default_factory=dict)
     rows_out: dict[str, int] = field(default_factory=dict)

@@ -95,10 +95,10 @@ def _built(now: InForce, task: EpochTask) -> dict[str, int]:
     return {store: groups for store, groups in done.items() if store in going}
 
 
-def _of_dropped(services: Services) -> tuple[str, ...]:
-    """Result files in force of queries that are no more: nobody can ask for them."""
+def _of_dropped(services: Services) -> tuple[tuple[str, str], ...]:
+    """Result files in force of queries that are no more: nobody can ask for their rows."""
     live = services.sources.live.files
-    return tuple(file.path for query, files in live.items() if query not in services.sinks for file in files)
+    return tuple((query, file.path) for query, files in live.items() if query not in services.sinks for file in files)
 
 
 def _with_snapshot(manifest: Manifest, after: LiveState, results: Mapping[str, Sequence[ResultFile]]) -> Manifest:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 
 from pyspark.sql import DataFrame
@@ -39,16 +39,7 @@ def deliver(epoch: Epoch) -> None:
 
     def to(query: str, sink: Sink) -> HandOver:
         def hand_over(number: int, files: list[ResultFile]) -> None:
-            results = services.checkpoint.results
-            if isinstance(sink, Parquet) and not results.local:
-                # It copies files, from one path of this machine to another.
-                with rows.copies(files) as copies, _named(query, number):
-                    sink.deliver(number, copies, lambda: rows.frame(query, files))
-                return
-            # What this very run has just written need not be read back; what it found on disk must be.
-            written = epoch.task is not None
-            paths = [results.where(file.path) for file in files] if written else rows.paths(files)
-            with _named(query, number):
+            with _files(rows, sink, files) as paths, _named(query, number):
                 sink.deliver(number, paths, lambda: rows.frame(query, files))
 
         return hand_over
@@ -61,6 +52,11 @@ def deliver(epoch: Epoch) -> None:
         services.behind.start(partial(_answer, services, epoch.manifest, rows, epoch.seconds))
 
 
+def _files(rows: ResultRows, sink: Sink, files: list[ResultFile]) -> AbstractContextManager[list[str]]:
+    """What a sink that copies files is given: of this machine, with its query's rows only.  Others ask for rows."""
+    return rows.apart(files) if isinstance(sink, Parquet) else nullcontext([])
+
+
 def deliver_joined(
     driver: Driver, manifest: Manifest, query: str, sink: Sink, columns: tuple[tuple[str, str], ...]
 ) -> None:
@@ -68,8 +64,8 @@ def deliver_joined(
     rows = driver.now.rows
 
     def hand_over(number: int, files: list[ResultFile]) -> None:
-        with _named(query, number):
-            sink.deliver(number, rows.paths(files), lambda: rows.read(columns, files))
+        with _files(rows, sink, files) as paths, _named(query, number):
+            sink.deliver(number, paths, lambda: rows.read(columns, files))
 
     commits.deliver(driver.services.checkpoint, manifest, {query: hand_over})
 

@@ -43,7 +43,7 @@ def finish(epoch: Epoch) -> None:
         elif query.select or query.where:
             candidates = [file for file in account.results if file.query == query.name]
             others = [file for file in account.results if file.query != query.name]
-            finished = rows.finished(query, candidates)
+            finished = rows.finished(query, candidates, {file.path for file in others})
             account.results = others + finished
             account.rows_out[query.name] = sum(file.rows for file in finished)
         else:

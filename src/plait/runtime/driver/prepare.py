@@ -12,6 +12,7 @@ from typing import Any
 from plait.config import KEY_GROUPS
 from plait.runtime.driver.driver import Driver, Epoch
 from plait.runtime.driver.offsets import make_durable
+from plait.runtime.driver.sinks import Parquet
 from plait.runtime.driver.watermarks import horizons_us
 from plait.runtime.task.bucketise import PROPERTY, EpochParameters
 from plait.runtime.task.join_task import EpochTask
@@ -62,6 +63,9 @@ def prepare(epoch: Epoch) -> None:
         # Tier 0 is what is read most: in the page cache if it fits, in blocks if not even that does.
         compress=_tier_0(segments, config.fan_in) > above,
         kept=frozenset(q.name for q in plan.queries if services.sinks[q.name].reads_rows or q.select or q.where),
+        apart=frozenset(
+            q.name for q in plan.queries if isinstance(services.sinks[q.name], Parquet) or q.select or q.where
+        ),
         horizons=horizons,
         clock_us=clock_us,
         iterative=config.probe == "iterative",

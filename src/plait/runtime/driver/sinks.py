@@ -30,7 +30,7 @@ Rows = Callable[[], DataFrame]
 
 
 class Sink(Protocol):
-    """Takes an epoch's rows: as files (Parquet, already written) or, when called for, as a DataFrame."""
+    """Takes an epoch's rows: as files (the parquet sink; the others are given none) or, when called for, as rows."""
 
     keeps_rows: bool
     """Whether the rows stay in the checkpoint, so that `q.results()` can give them back."""

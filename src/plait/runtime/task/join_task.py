@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -58,6 +59,7 @@ from plait.runtime.task.passes import HashRange, passes_for, reads_at
 from plait.runtime.task.prober import Prober, Span
 from plait.runtime.task.result_writer import ResultWriter
 from plait.runtime.task.sampling import front, key_count, passing, sampled, smallest
+from plait.runtime.task.shared_results import Share, shares, write_shared
 from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import Files
 from plait.state.segments.block_cache import CACHE
@@ -93,6 +95,8 @@ class EpochTask:
     merges: tuple[Merge, ...]
     kept: frozenset[str]
     """Queries whose rows are written; the others' are dropped in the task."""
+    apart: frozenset[str]
+    """Those that have files of their own: each reads its rows of an epoch once, right away (`shared_results.py`)."""
     horizons: Mapping[str, int]
     """By store the event time, in microseconds, up to which rows cannot be reached any more."""
     clock_us: int
@@ -129,7 +133,7 @@ class Work:
     context: EpochTask
     task: int
     current: dict[str, list[View]] = field(default_factory=dict)
-    writers: dict[str, ResultWriter | GroupWriter] = field(default_factory=dict)
+    writers: dict[str, ResultWriter | GroupWriter | Share] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     driven: dict[str, Driven] = field(default_factory=dict)
     """By driving relation."""
@@ -520,16 +524,20 @@ class Work:
         # Rows are materialised inside the probe's time; take it out so that the parts add up.
         with self.timed("materialise"), self.untimed("probe"):
             dropped: dict[tuple[object, ...], list[Emit]] = {}
+            shared: list[tuple[Share, Emit]] = []
             for emit in emits:
                 writer = self.writers.get(emit.query)
                 if writer is None:
                     writer = self.writers[emit.query] = self._writer(emit.query)
-                if partial.sets is not None and emit.query not in self.context.kept:
+                if isinstance(writer, Share):
+                    shared.append((writer, emit))
+                elif partial.sets is not None and emit.query not in self.context.kept:
                     dropped.setdefault((emit.columns, emit.values), []).append(emit)
                 else:
                     mine = partial.of_member(emit.member)
                     if len(mine.hashes):
                         writer.write(emit, mine)
+            write_shared(shared, partial)
             for alike in dropped.values():
                 self._count(alike, partial)
 
@@ -542,16 +550,23 @@ class Work:
         result_columns(first.query, first, partial.of_members(everyone), names)
         rows = members_in(partial.sets)
         for emit in emits:
-            self.writers[emit.query].rows += int(rows[emit.member])
+            writer = self.writers[emit.query]
+            assert not isinstance(writer, Share), "rows that are dropped are in no file"
+            writer.rows += int(rows[emit.member])
 
-    def _writer(self, name: str) -> ResultWriter | GroupWriter:
+    @cached_property
+    def _shares(self) -> dict[str, Share]:
+        context = self.context
+        return shares(context.plan, context.kept, context.apart, context.results, context.sync)
+
+    def _writer(self, name: str) -> ResultWriter | GroupWriter | Share:
         context = self.context
         query = context.plan.query_by_name[name]
         columns = tuple(column for column, _ in query.columns)
         if name not in context.kept:
             return ResultWriter(name, columns, None, context.sync)
         if query.grouping is None:
-            return ResultWriter(name, columns, context.results, context.sync)
+            return self._shares.get(name) or ResultWriter(name, columns, context.results, context.sync)
         return GroupWriter(name, columns, query.grouping, context.results, context.sync, context.memory // 16)
 
     def merge(self) -> None:

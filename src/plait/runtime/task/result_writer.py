@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from plait.errors import StorageError
-from plait.query.plan import Emit
+from plait.query.plan import SET, Emit
 from plait.runtime.task.computed import result_columns
 from plait.runtime.task.frames import Partial
 from plait.state.files.remote import RemoteFiles
@@ -73,8 +73,11 @@ def sync_results(directory: str, path: str) -> None:
 class ResultWriter:
     """The rows one task adds to one query."""
 
-    def __init__(self, query: str, columns: tuple[str, ...], results: Files | None, sync: bool) -> None:
+    def __init__(
+        self, query: str, columns: tuple[str, ...], results: Files | None, sync: bool, folder: str | None = None
+    ) -> None:
         self.query = query
+        self.folder = results_folder(query) if folder is None else folder
         self.columns = columns
         self.results = results
         self.sync = sync and results is not None and results.local
@@ -142,7 +145,7 @@ class ResultWriter:
 
     def _open(self, schema: pa.Schema) -> None:
         assert self.results is not None
-        self._path = f"{results_folder(self.query)}/{uuid.uuid4().hex}.parquet"
+        self._path = f"{self.folder}/{uuid.uuid4().hex}.parquet"
         if self.results.local:
             self._full = beneath(self.results.root, self._path)
             make_directory(os.path.dirname(self._full), self.sync, PRIVATE)
@@ -152,7 +155,9 @@ class ResultWriter:
             self._file = open(handle, "wb")  # noqa: SIM115 - closed in close()
         self._out = _Checksummed(self._file)
         text = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
-        self._writer = pq.ParquetWriter(self._out, schema, compression="snappy", use_dictionary=text)
+        # Sets repeat as well.
+        often = [*text, *(name for name in schema.names if name.startswith(SET))]
+        self._writer = pq.ParquetWriter(self._out, schema, compression="snappy", use_dictionary=often)
 
     def _failed(self, error: OSError) -> StorageError:
         # The error that led here is the one to report; what is left of the file would only fill the disk further.

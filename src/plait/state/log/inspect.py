@@ -32,7 +32,7 @@ from plait.state.files.segment_home import SegmentHome, scratch_dir
 from plait.state.files.storage import TEMPORARY
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint, segment_home
-from plait.state.log.manifest import LiveState, Manifest
+from plait.state.log.manifest import LiveState, Manifest, ResultFile
 from plait.state.segments.run import ends_of
 from plait.state.segments.segment import SegmentInfo
 from plait.state.segments.segment_reader import open_segment
@@ -226,23 +226,26 @@ class Inspection:
 
     def _result_findings(self, checkpoint: Checkpoint) -> Iterator[Finding]:
         """Result files in force that are not what was committed."""
-        for query, files in sorted(checkpoint.log.results().items()):
+        by_path: dict[str, list[ResultFile]] = {}
+        for _, files in sorted(checkpoint.log.results().items()):
             for file in files:
-                digest, size = xxhash.xxh3_128(), 0
-                try:
-                    for block in checkpoint.results.blocks(file.path):
-                        digest.update(block)
-                        size += len(block)
-                except FileNotFoundError:
-                    # Format 3 did not say which files are gone because their sink has taken them.
-                    if file.passing is not None:
-                        yield Finding("RESULT_MISSING", file.path, f"a result file of query {query!r} is gone")
-                    continue
-                except (OSError, PlaitError) as error:
-                    yield Finding("RESULT_CORRUPT", file.path, f"a result file of query {query!r}: {error}")
-                    continue
-                if (size, digest.hexdigest()) != (file.bytes, file.checksum):
-                    yield Finding("RESULT_CORRUPT", file.path, f"a result file of query {query!r} is damaged")
+                by_path.setdefault(file.path, []).append(file)
+        for path, entries in by_path.items():
+            what, digest, size = f"a result file of {_queries(entries)}", xxhash.xxh3_128(), 0
+            try:
+                for block in checkpoint.results.blocks(path):
+                    digest.update(block)
+                    size += len(block)
+            except FileNotFoundError:
+                # Format 3 did not say which files are gone because their sink has taken them.
+                if any(entry.passing is not None for entry in entries):
+                    yield Finding("RESULT_MISSING", path, f"{what} is gone")
+                continue
+            except (OSError, PlaitError) as error:
+                yield Finding("RESULT_CORRUPT", path, f"{what}: {error}")
+                continue
+            if any((size, digest.hexdigest()) != (entry.bytes, entry.checksum) for entry in entries):
+                yield Finding("RESULT_CORRUPT", path, f"{what} is damaged")
 
     def _state_findings(self, home: SegmentHome, live: LiveState, catalog: dict[str, Any]) -> Iterator[Finding]:
         for store, infos in sorted(live.segments.items()):
@@ -307,6 +310,13 @@ def _told(read: Callable[[], object], where: str) -> Iterator[Finding]:
         read()
     except PlaitError as error:
         yield Finding(error.code, where, error.cause)
+
+
+def _queries(entries: list[ResultFile]) -> str:
+    """Whose rows are in a file: the first three by name."""
+    names = [repr(entry.query) for entry in entries]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"query {names[0]}" if len(names) == 1 else f"queries {', '.join(names[:3])}{more}"
 
 
 def _manifest(checkpoint: Checkpoint, epoch: int) -> Manifest:

@@ -45,12 +45,17 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class ResultFile:
-    """Joined rows of a query that rest in the checkpoint."""
+    """Joined rows of a query that rest in the checkpoint.
+
+    Several queries may name one file, each with an entry of its own; it is needed as long as one of them is in force.
+    """
 
     query: str
     path: str
     rows: int
+    """Rows of the query."""
     bytes: int
+    """Bytes of the file; `checksum` is of these."""
     checksum: str
     whole: bool = False
     """It stands for all files that earlier epochs have of the query."""
@@ -62,11 +67,13 @@ class ResultFile:
     """How often its rows have been merged into a larger file."""
     passing: bool | None = None
     """Whether it is there for a sink only, until the next epoch is committed.  Format 3 did not say: None."""
+    bit: int | None = None
+    """The query's rows are those with this bit in the file's own sets (`runtime/task/file_sets.py`); None: all rows."""
 
     @property
     def weight(self) -> int:
-        """What reading it takes: text that repeats is a hundred times larger in memory than in Parquet."""
-        return max(self.bytes, self.unpacked)
+        """What its rows take: text that repeats is a hundred times larger in memory than in Parquet."""
+        return self.unpacked if self.bit is not None else max(self.bytes, self.unpacked)
 
     @staticmethod
     def from_json(value: dict[str, Any], where: str = "a result file's description") -> ResultFile:
@@ -112,8 +119,11 @@ class Manifest:
     """The watermark before this epoch: the least of all queries."""
     merged: tuple[ResultFile, ...] = ()
     """Result files that hold exactly the rows of those in `replaced`."""
-    replaced: tuple[str, ...] = ()
-    """Paths of result files that were in force before this epoch: their rows are in `merged`, or serve nobody."""
+    replaced: tuple[tuple[str | None, str], ...] = ()
+    """(query, path) of result files in force before this epoch: the query's rows are in `merged`, or serve nobody.
+
+    Other queries that name the same file go on doing so.  Before files were shared there was no query: None.
+    """
     snapshot_results: tuple[ResultFile, ...] | None = None
     """All result files in force after this epoch, where it carries a snapshot."""
     catalog: int = 0
@@ -144,7 +154,7 @@ class Manifest:
             value["begins"] = tuple(value.get("begins", ()))
             value["results"] = tuple(ResultFile.from_json(v, where) for v in value["results"])
             value["merged"] = tuple(ResultFile.from_json(v, where) for v in value.get("merged", ()))
-            value["replaced"] = tuple(inside(path, where) for path in value.get("replaced", ()))
+            value["replaced"] = tuple(_replaced(entry, where) for entry in value.get("replaced", ()))
             value["retention"] = {
                 store: _retention(v, value["watermark_ms"]) for store, v in value["retention"].items()
             }
@@ -154,7 +164,7 @@ class Manifest:
                 found = [ResultFile.from_json(v, where) for v in value["snapshot_results"]]
                 value["snapshot_results"] = tuple(found)
             return Manifest(**value)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptionError("MANIFEST_CORRUPT", f"{where} lacks something: {error}", RESTORE) from error
 
 
@@ -235,6 +245,12 @@ def _retention(value: dict[str, Any], watermark_ms: int | None) -> Retention:
     return Retention(value["time_column"], horizon, value["ttl_us"])
 
 
+def _replaced(entry: str | list[Any], where: str) -> tuple[str | None, str]:
+    """Before files were shared it was a path."""
+    query, path = (None, entry) if isinstance(entry, str) else entry
+    return query, inside(path, where)
+
+
 def results_after(
     before: Mapping[str, tuple[ResultFile, ...]], manifest: Manifest
 ) -> dict[str, tuple[ResultFile, ...]]:
@@ -250,7 +266,7 @@ def results_after(
     else:
         gone, whole = set(manifest.replaced), {file.query for file in manifest.results if file.whole}
         for query, files in before.items():
-            left = [file for file in files if not file.passing and file.path not in gone]
+            left = [f for f in files if not f.passing and not {(query, f.path), (None, f.path)} & gone]
             if left and query not in whole:
                 found[query] = left
         for file in (*manifest.merged, *manifest.results):
