@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from plait.kernels import I64, U64
-from plait.query.plan import HASH, IngestEdge
+from plait.query.store import HASH, IngestEdge
 from plait.runtime.task.join_task import Work
 from plait.runtime.task.prober import Span
 from plait.state.segments.filter_sets import Sets

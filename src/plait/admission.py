@@ -17,9 +17,10 @@ from plait.catalog.changes import Definition, changed
 from plait.config import KEY_GROUPS, Config
 from plait.query.graph import JoinGraph
 from plait.query.layout import StoreHistory, shown
-from plait.query.plan import IngestEdge, Plan, watermark_ms
+from plait.query.plan import Plan
 from plait.query.progress import CatalogInForce, OptimiserReport, QueryStatus
 from plait.query.relation import Relation
+from plait.query.store import IngestEdge, watermark_ms
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.mirs import CannotKeep, Joins, Keep, keeps_of, with_mirs
 from plait.share.planner import Planner

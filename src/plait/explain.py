@@ -11,9 +11,10 @@ from plait.errors import ConfigError
 from plait.explain_forest import forest
 from plait.query.graph import JoinGraph
 from plait.query.layout import relations_of
-from plait.query.plan import UNTIL, Node, Plan, Store
+from plait.query.plan import Node, Plan
 from plait.query.progress import OptimiserReport
 from plait.query.relation import Relation
+from plait.query.store import UNTIL, Store
 
 if TYPE_CHECKING:
     from plait.sql.catalyst.read_query import ReadQuery

@@ -30,8 +30,9 @@ from pyspark.sql.types import StructType
 from plait.config import Config
 from plait.engine import Engine
 from plait.query.expr import Expr
-from plait.query.plan import NEEDED, IngestEdge, Input, Plan, mask_columns
+from plait.query.plan import Plan
 from plait.query.progress import CatalogInForce
+from plait.query.store import NEEDED, IngestEdge, Input, mask_columns
 from plait.runtime.answers.answer import LiveResults, Sources
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.collect import Collected, collected
@@ -43,10 +44,11 @@ from plait.runtime.driver.prepare import prepare
 from plait.runtime.driver.result_merge import merge_results
 from plait.runtime.driver.sinks import Keep, Sink
 from plait.runtime.task.bucketise import PROPERTY, EpochParameters, buckets
+from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.exchange import DESCRIPTOR, Outbox
 from plait.runtime.task.file_sets import query_table
 from plait.runtime.task.hops import every_hop, first_hop, later_hop
-from plait.runtime.task.join_task import EpochTask, Work
+from plait.runtime.task.join_task import Work
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState
 from plait.state.segments.evaluate import holds

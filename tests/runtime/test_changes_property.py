@@ -26,8 +26,8 @@ from plait.catalog.changes import Definition
 from plait.config import Config
 from plait.query.expr import Expr
 from plait.query.graph import JoinGraph
-from plait.query.plan import watermark_ms
 from plait.query.relation import Relation
+from plait.query.store import watermark_ms
 from plait.runtime import faults
 from plait.runtime.driver.sinks import Keep
 from plait.state.log import catalog_versions as catalogs

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plait.config import KEY_GROUPS
 from plait.kernels.hashing import owner
-from plait.query.plan import HASH
+from plait.query.store import HASH
 from plait.runtime.task import exchange
 from plait.runtime.task.exchange import DESCRIPTOR, Inbox, Outbox, encode
 from plait.runtime.task.notes import KeysNote, SourceNote

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.config import Config
 from plait.kernels import U64
-from plait.query.plan import HASH
+from plait.query.store import HASH
 from plait.runtime.task.passes import Passes, Reads, arriving, passes_for, reads_at
 from plait.share.planner import Planner
 from plait.state.segments import block_segment as deep

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from plait.order.orders import fixed
 from plait.query.expr import Call, ColumnRef
 from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output
-from plait.query.plan import HASH, MASK, Filter, Key, Plan, Seen, SlotColumn, Step
+from plait.query.plan import Plan, Seen, SlotColumn, Step
 from plait.query.relation import ColumnDef, Relation
+from plait.query.store import HASH, MASK, Filter, Key
 from plait.runtime.task.frames import Frame, Matches, Partial, Slot, arrived
 from plait.runtime.task.prober import Prober
 from plait.share.probe_trees import build_plan

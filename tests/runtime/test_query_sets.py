@@ -19,8 +19,9 @@ from plait.kernels.sets import members_in, translated, union_of, within
 from plait.order.orders import fixed
 from plait.query.expr import Call, ColumnRef, Expr, Literal
 from plait.query.graph import Alias, Equality, JoinGraph, Output, Window
-from plait.query.plan import MASK_BITS, Filter, Node, Plan, Seen, SlotColumn, Span, Step, mask_columns
+from plait.query.plan import Node, Plan, Seen, SlotColumn, Span, Step
 from plait.query.relation import ColumnDef, Relation
+from plait.query.store import MASK_BITS, Filter, mask_columns
 from plait.runtime.driver.sinks import Noop
 from plait.runtime.task.frames import Partial, Slot
 from plait.runtime.task.judge import judged

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.config import KEY_GROUPS
-from plait.query.plan import MASK, Filter
+from plait.query.store import MASK, Filter
 from plait.runtime.task.sampling import KEYS, front, key_count, passing, sampled, smallest
 from plait.state.segments.filter_sets import Sets
 from plait.state.segments.run import MemoryRun

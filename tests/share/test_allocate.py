@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from plait.order.orders import Orders, fixed
 from plait.query.graph import JoinGraph
 from plait.query.layout import Layout
-from plait.query.plan import Node, Plan, store_id
+from plait.query.plan import Node, Plan
 from plait.query.relation import Relation
+from plait.query.store import store_id
 from plait.share.allocate import Wanted, allocate
 from plait.share.lay_out import MOST_ERAS
 from plait.share.probe_trees import build_plan

@@ -11,7 +11,8 @@ from plait.order.orders import fixed
 from plait.query.expr import ColumnRef
 from plait.query.graph import JoinGraph, Window
 from plait.query.layout import Layout
-from plait.query.plan import Plan, Step, Store
+from plait.query.plan import Plan, Step
+from plait.query.store import Store
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.mirs import CannotKeep, Keep, order_through, uses_of
 from plait.share.probe_trees import build_plan, plan_on

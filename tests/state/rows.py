@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from plait.query.graph import is_exact_key
-from plait.query.plan import ARRIVED, MASK, Key, Store
 from plait.query.relation import ColumnDef
+from plait.query.store import ARRIVED, MASK, Key, Store
 from plait.state.files.segment_home import SegmentHome
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import seal

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from plait.errors import CorruptionError
 from plait.kernels.runs import group_starts
-from plait.query.plan import Store
+from plait.query.store import Store
 from plait.state.files.segment_home import SegmentHome
 from plait.state.segments import block_segment as deep
 from plait.state.segments import segment_reader as reader

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
-from plait.query.plan import ARRIVED, Store
+from plait.query.store import ARRIVED, Store
 from plait.state.files.segment_home import SegmentHome
 from plait.state.log.manifest import LiveState, Manifest
 from plait.state.segments import block_segment as deep

@@ -17,8 +17,8 @@ from plait.kernels.hashing import group_bounds
 from plait.order.orders import fixed
 from plait.query.expr import ColumnRef
 from plait.query.graph import Alias, Equality, JoinGraph, Output
-from plait.query.plan import ARRIVED
 from plait.query.relation import ColumnDef, Relation
+from plait.query.store import ARRIVED
 from plait.share.probe_trees import build_plan
 from plait.state.segments.segment import SegmentInfo
 from plait.state.segments.tiers import Merge, choose_merges, expired, lane, live_rows, runs_per_lookup

@@ -15,9 +15,9 @@ from typing import Any
 
 from plait.catalog.catalog import PROGRAM, Catalog, QueryEntry, StreamEntry
 from plait.errors import CheckpointError
+from plait.query.codec import encode
 from plait.query.expr import to_json
 from plait.query.graph import JoinGraph
-from plait.query.plan import encode
 from plait.query.relation import Relation
 
 

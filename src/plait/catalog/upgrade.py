@@ -14,8 +14,8 @@ from plait.catalog.catalog import Catalog, QueryEntry, StreamEntry
 from plait.catalog.changes import Definition, same_text
 from plait.errors import CheckpointError
 from plait.query.layout import Layout
-from plait.query.plan import Filter
 from plait.query.relation import Relation
+from plait.query.store import Filter
 from plait.share.allocate import Wanted, allocate
 
 

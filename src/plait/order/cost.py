@@ -28,7 +28,7 @@ from functools import cached_property
 
 from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount
-from plait.query.plan import key_of, store_id
+from plait.query.store import key_of, store_id
 from plait.stats.counters import QueryForecast, StoreForecast, products, spanning
 
 LookupCost = Callable[[StoreForecast, float], float]

@@ -12,7 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from plait.query.plan import IngestEdge, Input, Mark, Store, decode, encode
+from plait.query.codec import decode, encode
+from plait.query.store import IngestEdge, Input, Mark, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from plait.query.expr import columns_of
 from plait.query.layout import Layout, StoreHistory
-from plait.query.plan import NO_KEY, Era, Filter, Key, Reach, Store, store_id
 from plait.query.relation import Relation
+from plait.query.store import NO_KEY, Era, Filter, Key, Reach, Store, store_id
 from plait.share.needs import Need
 
 RAW = Reach((), None)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plait.query.plan import ARRIVED, UNTIL, Feed, SlotColumn, Store, Use
+from plait.query.plan import Feed, SlotColumn
+from plait.query.store import ARRIVED, UNTIL, Store, Use
 from plait.share.mirs import carriers, feed_order
 from plait.share.steps import FirstLook, Place, Walk, mir_key
 

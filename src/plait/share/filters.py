@@ -13,8 +13,8 @@ from itertools import count
 
 from plait.query.graph import Alias, JoinGraph
 from plait.query.layout import Layout
-from plait.query.plan import Filter, Mark
 from plait.query.relation import Relation
+from plait.query.store import Filter, Mark
 
 
 def marks_of(

@@ -12,8 +12,8 @@ from itertools import count
 
 from plait.query.graph import JoinGraph
 from plait.query.layout import Build, Layout
-from plait.query.plan import NO_KEY, Era, Filter, IngestEdge, Input, Mark, Reach, Store
 from plait.query.relation import ColumnDef, Relation
+from plait.query.store import NO_KEY, Era, Filter, IngestEdge, Input, Mark, Reach, Store
 from plait.share.coverage import Draft, Stores
 from plait.share.needs import needed_columns
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from plait.query.expr import ColumnRef, columns_of
 from plait.query.graph import JoinGraph
-from plait.query.plan import Filter, Key, Reach, key_of
 from plait.query.relation import Relation
+from plait.query.store import Filter, Key, Reach, key_of
 from plait.share.filters import filter_of
 from plait.share.retention import keep_us
 

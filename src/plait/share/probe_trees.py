@@ -33,10 +33,10 @@ from plait.query.plan import (
     SlotColumn,
     Span,
     Step,
-    Store,
     Zone,
 )
 from plait.query.relation import Relation
+from plait.query.store import Store
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.feeds import feed_of, feeding
 from plait.share.joined import Joined

@@ -16,7 +16,8 @@ from functools import cached_property
 
 from plait.query.expr import Call, ColumnRef, Expr, Literal
 from plait.query.graph import JoinGraph
-from plait.query.plan import Replay, Step, Store, Use, Zone, key_of
+from plait.query.plan import Replay, Step, Zone
+from plait.query.store import Store, Use, key_of
 from plait.share.allocate import Allocation
 from plait.share.joined import Bound, Joined, bounds, carrier, checks, zone
 from plait.share.needs import needed_columns

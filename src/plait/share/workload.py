@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from plait.query.graph import JoinGraph
-from plait.query.plan import key_of, store_id
+from plait.query.store import key_of, store_id
 from plait.share.subjoins import Leaf, SubJoin, whole
 from plait.stats.counters import QueryForecast
 

@@ -22,7 +22,8 @@ from itertools import pairwise
 
 from plait.query.graph import JoinGraph
 from plait.query.observed import EdgeCount, KeyCount, Observed, Sample
-from plait.query.plan import Plan, key_of, store_id
+from plait.query.plan import Plan
+from plait.query.store import key_of, store_id
 from plait.stats.sketch import correlation, fresh_share, pair
 from plait.stats.smooth import FEWEST, forecasts
 

@@ -26,8 +26,8 @@ from pyspark.sql import functions as F
 
 from plait.errors import QueryError
 from plait.query.group_filter import Among, Narrowing
-from plait.query.plan import watermark_ms
 from plait.query.semi_join import Partners
+from plait.query.store import watermark_ms
 from plait.runtime.answers.result_reader import SMALL_BYTES, ResultRows, stays_small
 from plait.runtime.answers.semi_join import Others
 from plait.runtime.driver.sinks import Sink

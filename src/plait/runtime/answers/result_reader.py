@@ -19,7 +19,8 @@ from pyspark.sql import types as T
 
 from plait.errors import CorruptionError
 from plait.query.graph import FIXED_KEYS
-from plait.query.plan import SET_BITS, Plan, QueryPlan
+from plait.query.plan import Plan, QueryPlan
+from plait.query.store import SET_BITS
 from plait.runtime.task.file_sets import query_batches, query_table, set_column, without_sets
 from plait.runtime.task.result_writer import ResultWriter, results_folder, sync_results
 from plait.sql.answer.residual import finish

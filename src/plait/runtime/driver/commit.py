@@ -19,7 +19,7 @@ from plait.runtime.driver.driver import Epoch, InForce, Services
 from plait.runtime.driver.offsets import source_digest
 from plait.runtime.driver.watermarks import horizons_us, latest, least_watermark_ms, marks_before
 from plait.runtime.faults import reached
-from plait.runtime.task.join_task import EpochTask
+from plait.runtime.task.epoch_task import EpochTask
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState, Manifest, ResultFile, Retention, results_after
 from plait.state.segments.tiers import let_go

@@ -30,7 +30,7 @@ from plait.runtime.driver.collect import Collected
 from plait.runtime.driver.sinks import Sink
 from plait.runtime.driver.state_account import StateAccount
 from plait.runtime.driver.steady_clock import system_clock
-from plait.runtime.task.join_task import EpochTask
+from plait.runtime.task.epoch_task import EpochTask
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState, Manifest
 from plait.state.segments.segment import SegmentInfo

@@ -15,7 +15,7 @@ from plait.runtime.driver.offsets import make_durable
 from plait.runtime.driver.sinks import Parquet
 from plait.runtime.driver.watermarks import horizons_us
 from plait.runtime.task.bucketise import PROPERTY, EpochParameters
-from plait.runtime.task.join_task import EpochTask
+from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.task_memory import compress_above, task_memory
 from plait.state.segments.segment import SegmentInfo
 from plait.state.segments.store_build import Copy

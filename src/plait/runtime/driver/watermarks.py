@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.query.plan import Plan, horizon_us, watermark_ms
+from plait.query.plan import Plan
+from plait.query.store import horizon_us, watermark_ms
 from plait.state.log.manifest import LiveState
 
 

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame
 
 from plait.kernels import I64, U64, Flags
 from plait.kernels.sets import latest_of_bits, moved_bits
-from plait.query.plan import (
+from plait.query.store import (
     ARRIVED,
     CORRUPT,
     FOREVER,

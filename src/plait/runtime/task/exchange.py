@@ -25,7 +25,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from plait.config import KEY_GROUPS
 from plait.kernels.hashing import owner
 from plait.kernels.runs import merge_order
-from plait.query.plan import HASH
+from plait.query.store import HASH
 from plait.runtime.task.notes import Note, written
 from plait.runtime.task.spill import Spill, Spilled
 from plait.state.segments.columns import take_table

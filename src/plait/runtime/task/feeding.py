@@ -10,20 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from plait.kernels import I64, U64, Flags
-from plait.query.plan import (
-    ARRIVED,
-    BORN,
-    FOREVER,
-    HASH,
-    NEW,
-    SET_BITS,
-    UNTIL,
-    Feed,
-    Key,
-    SlotColumn,
-    Store,
-    mask_columns,
-)
+from plait.query.plan import Feed, SlotColumn
+from plait.query.store import ARRIVED, BORN, FOREVER, HASH, NEW, SET_BITS, UNTIL, Key, Store, mask_columns
 from plait.runtime.task.frames import Partial
 from plait.state.segments.filter_sets import Sets, packed
 from plait.state.segments.keys import hash_key, null_rows

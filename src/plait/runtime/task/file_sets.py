@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from plait.kernels import I64, U64
 from plait.kernels.sets import translated
-from plait.query.plan import SET, SET_BITS
+from plait.query.store import SET, SET_BITS
 from plait.state.segments.sieve import as_words
 
 _ROWS_AT_A_TIME = 1 << 14

@@ -24,7 +24,8 @@ from plait.kernels import U64
 from plait.kernels.probe import expand, gather_ranges, product_ends
 from plait.kernels.runs import group_starts
 from plait.kernels.sets import union_of, within
-from plait.query.plan import HASH, SET, SET_BITS, SlotColumn
+from plait.query.plan import SlotColumn
+from plait.query.store import HASH, SET, SET_BITS
 from plait.state.segments.columns import Rows, gather, single, take, take_table
 from plait.state.segments.run import Run
 

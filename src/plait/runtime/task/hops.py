@@ -13,8 +13,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from plait.runtime.faults import reached
+from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.exchange import Inbox
-from plait.runtime.task.join_task import EpochTask, Work
+from plait.runtime.task.join_task import Work
 
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -71,8 +72,7 @@ def _first(work: Work, inbox: Inbox) -> Iterator[pa.RecordBatch]:
     work.forward(inbox.notes)
     for _ in work.append_and_probe(inbox):
         yield from work.outbox.batches()
-    work.merge()
-    work.copy()
+    work.keep_up()
     yield from work.finish()
     reached("task.end", work.context.epoch)
 
@@ -82,8 +82,7 @@ def _all_here(work: Work, inbox: Inbox) -> Iterator[pa.RecordBatch]:
     work.forward(inbox.notes)
     for _ in work.append_and_probe(inbox):
         pass
-    work.merge()
-    work.copy()
+    work.keep_up()
     for hop in range(2, work.context.plan.hops + 1):
         for _ in work.probe_arrived(work.outbox.delivered(), hop):
             pass
@@ -98,8 +97,7 @@ def _abandoning(work: Work) -> Iterator[Work]:
     try:
         yield work
     except Exception:
-        for writer in work.writers.values():
-            writer.abandon()
+        work.results.abandon()
         raise
     finally:
         work.pen.shutdown(cancel_futures=True)

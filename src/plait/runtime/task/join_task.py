@@ -1,4 +1,4 @@
-"""One task of one epoch: what it must know, and how it appends, probes, merges and materialises.
+"""One task of one epoch: how it appends and probes.
 
 A task keeps nothing: what it learns leaves as buckets and descriptors, what it writes lies under fresh names, so a
 retried or abandoned attempt leaves no trace that counts.  `hops.py` says in which order it does what.
@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -19,37 +18,17 @@ import pyarrow as pa
 
 from plait.config import KEY_GROUPS
 from plait.kernels import U64, Flags
-from plait.kernels.sets import members_in
 from plait.query.observed import Driven
-from plait.query.plan import (
-    ARRIVED,
-    BORN,
-    HASH,
-    SET,
-    Emit,
-    Feed,
-    Filter,
-    IngestEdge,
-    Node,
-    Plan,
-    ProbeTree,
-    Replay,
-    Step,
-    Store,
-    mask_columns,
-)
+from plait.query.plan import Emit, Feed, Node, ProbeTree, Replay, Step
+from plait.query.store import ARRIVED, BORN, HASH, SET, IngestEdge, Store, mask_columns
 from plait.runtime.faults import reached
 from plait.runtime.task.bucketise import cuts
-from plait.runtime.task.computed import result_columns
+from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.exchange import Inbox, Outbox, merged
 from plait.runtime.task.feeding import fed, sets_of
 from plait.runtime.task.frames import Frame, Partial, Slot, arrived
-from plait.runtime.task.group_writer import GroupWriter
 from plait.runtime.task.notes import (
-    CopyNote,
     KeysNote,
-    MergeNote,
-    ResultNote,
     SampleNote,
     SegmentNote,
     WorkNote,
@@ -57,11 +36,10 @@ from plait.runtime.task.notes import (
 )
 from plait.runtime.task.passes import HashRange, passes_for, reads_at
 from plait.runtime.task.prober import Prober, Span
-from plait.runtime.task.result_writer import ResultWriter
 from plait.runtime.task.sampling import front, key_count, passing, sampled, smallest
-from plait.runtime.task.shared_results import Share, shares, write_shared
-from plait.state.files.segment_home import SegmentHome
-from plait.state.files.storage import Files
+from plait.runtime.task.task_results import TaskResults
+from plait.runtime.task.timer import Timer
+from plait.runtime.task.upkeep import copy, merge
 from plait.state.segments.block_cache import CACHE
 from plait.state.segments.block_segment import DeepSegment, writing_deep
 from plait.state.segments.columns import single, take_table
@@ -69,9 +47,6 @@ from plait.state.segments.filter_sets import Rewritten, Sets
 from plait.state.segments.run import METER, MemoryRun, together
 from plait.state.segments.segment import Origin, SegmentInfo, microseconds, new_run, write_segment
 from plait.state.segments.segment_reader import Segment, open_segment
-from plait.state.segments.sieve import as_words
-from plait.state.segments.store_build import Copy, copied
-from plait.state.segments.tiers import PART_BYTES, Merge, merge_some
 from plait.state.segments.view import View, viewed, viewed_now
 
 CACHE_SWEEP_EPOCHS = 16
@@ -81,51 +56,6 @@ CACHE_MIN_AGE_SECONDS = 600.0
 """Younger segments may be of an epoch that is being run: they stay in the cache."""
 
 
-@dataclass(frozen=True)
-class EpochTask:
-    """All a task of one epoch must know."""
-
-    plan: Plan
-    epoch: int
-    tasks: int
-    home: SegmentHome
-    results: Files
-    verified_dir: str | None
-    live: Mapping[str, tuple[SegmentInfo, ...]]
-    merges: tuple[Merge, ...]
-    kept: frozenset[str]
-    """Queries whose rows are written; the others' are dropped in the task."""
-    apart: frozenset[str]
-    """Those that have files of their own: each reads its rows of an epoch once, right away (`shared_results.py`)."""
-    horizons: Mapping[str, int]
-    """By store the event time, in microseconds, up to which rows cannot be reached any more."""
-    clock_us: int
-    iterative: bool
-    chunk_rows: int
-    sync: bool
-    memory: int = 1 << 29
-    """Bytes that this task's caches and buffers may hold."""
-    compress: bool = False
-    """Even tier 0 is larger than memory: what is appended is written as deep segments."""
-    merge_seconds: float = 0.05
-    """How long this task may merge."""
-    sampled: frozenset[int] = frozenset()
-    """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
-    arriving: Mapping[int, float] = field(default_factory=dict)
-    """Which share of its keys got as far as a node, in the epoch before."""
-    copies: tuple[Copy, ...] = ()
-    """What is copied from one store to another in this epoch."""
-
-    @property
-    def live_paths(self) -> set[str]:
-        """Of all live segments."""
-        return {info.path for infos in self.live.values() for info in infos}
-
-    def groups(self, task: int) -> tuple[int, int]:
-        """The key groups a task owns."""
-        return task * KEY_GROUPS // self.tasks, (task + 1) * KEY_GROUPS // self.tasks
-
-
 @dataclass
 class Work:
     """One task of one epoch, from its inbox to its outbox."""
@@ -133,7 +63,6 @@ class Work:
     context: EpochTask
     task: int
     current: dict[str, list[View]] = field(default_factory=dict)
-    writers: dict[str, ResultWriter | GroupWriter | Share] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     driven: dict[str, Driven] = field(default_factory=dict)
     """By driving relation."""
@@ -145,6 +74,7 @@ class Work:
         CACHE.resize(context.memory // 2)
         self.inbox_bytes = context.memory // 4
         self.outbox = Outbox(limit=context.memory // 16)
+        self.results = TaskResults(context)
         self.prober = Prober(
             context.plan,
             context.iterative,
@@ -169,11 +99,11 @@ class Work:
         self._being_written: list[Future[SegmentInfo]] = []
         self._metered = replace(METER)
 
-    def timed(self, name: str) -> _Timer:
-        return _Timer(self.seconds, name)
+    def timed(self, name: str) -> Timer:
+        return Timer(self.seconds, name)
 
-    def untimed(self, name: str) -> _Timer:
-        return _Timer(self.seconds, name, -1)
+    def untimed(self, name: str) -> Timer:
+        return Timer(self.seconds, name, -1)
 
     def received(self, batches: Iterable[pa.RecordBatch]) -> Inbox:
         """What the sources have sent to this task, as sorted buckets."""
@@ -335,13 +265,13 @@ class Work:
         base = self._arrived(tree, table) if tree.replays is None else arrived(table, 1)
         if not len(base.hashes):
             return
-        begun, before = time.perf_counter(), sum(writer.rows for writer in self.writers.values())
+        begun, before = time.perf_counter(), self.results.rows
         if tree.emits:
             self.emit(tree.emits, base)
         self._visit_all(tree.nodes, base, tree.width, 1)
         done = self.driven.setdefault(tree.relation, Driven())
         done.seconds += time.perf_counter() - begun
-        done.rows += sum(writer.rows for writer in self.writers.values()) - before
+        done.rows += self.results.rows - before
 
     def _arrived(self, tree: ProbeTree, table: pa.Table) -> Partial:
         """New tuples as the members of a tree see them: those that nobody sees are left out."""
@@ -495,7 +425,7 @@ class Work:
             names = [*(c.name for c in of.columns), *([BORN] if of.floors else [])]
             names += [ARRIVED] if of.ttl_us is not None else []
             views = [self._view(info) for info in self._own(store)]
-            filters = Rewritten(self._filters_of(store))
+            filters = Rewritten(self.context.filters_of(store))
             sets = filters.together(view.sets for view in views)
             pieces = []
             for view in views:
@@ -523,124 +453,22 @@ class Work:
         """Complete tuples go to the results of the queries that they belong to."""
         # Rows are materialised inside the probe's time; take it out so that the parts add up.
         with self.timed("materialise"), self.untimed("probe"):
-            dropped: dict[tuple[object, ...], list[Emit]] = {}
-            shared: list[tuple[Share, Emit]] = []
-            for emit in emits:
-                writer = self.writers.get(emit.query)
-                if writer is None:
-                    writer = self.writers[emit.query] = self._writer(emit.query)
-                if isinstance(writer, Share):
-                    shared.append((writer, emit))
-                elif partial.sets is not None and emit.query not in self.context.kept:
-                    dropped.setdefault((emit.columns, emit.values), []).append(emit)
-                else:
-                    mine = partial.of_member(emit.member)
-                    if len(mine.hashes):
-                        writer.write(emit, mine)
-            write_shared(shared, partial)
-            for alike in dropped.values():
-                self._count(alike, partial)
+            self.results.emit(emits, partial)
 
-    def _count(self, emits: Sequence[Emit], partial: Partial) -> None:
-        """Rows that queries with the same columns drop are materialised once, and counted for each."""
-        assert partial.sets is not None
-        everyone = as_words(sum(1 << emit.member for emit in emits), partial.sets.shape[1])
-        first = emits[0]
-        names = [name for name, _ in self.context.plan.query_by_name[first.query].columns]
-        result_columns(first.query, first, partial.of_members(everyone), names)
-        rows = members_in(partial.sets)
-        for emit in emits:
-            writer = self.writers[emit.query]
-            assert not isinstance(writer, Share), "rows that are dropped are in no file"
-            writer.rows += int(rows[emit.member])
-
-    @cached_property
-    def _shares(self) -> dict[str, Share]:
-        context = self.context
-        return shares(context.plan, context.kept, context.apart, context.results, context.sync)
-
-    def _writer(self, name: str) -> ResultWriter | GroupWriter | Share:
-        context = self.context
-        query = context.plan.query_by_name[name]
-        columns = tuple(column for column, _ in query.columns)
-        if name not in context.kept:
-            return ResultWriter(name, columns, None, context.sync)
-        if query.grouping is None:
-            return self._shares.get(name) or ResultWriter(name, columns, context.results, context.sync)
-        return GroupWriter(name, columns, query.grouping, context.results, context.sync, context.memory // 16)
-
-    def merge(self) -> None:
-        """Compaction the driver gave to this task, as far as its time goes."""
+    def keep_up(self) -> None:
+        """What the driver gave to this task beside its tuples: merging, and filling stores from others."""
         with self.timed("merge"):
-            self._merge()
-
-    def _merge(self) -> None:
-        context = self.context
-        until = time.perf_counter() + context.merge_seconds
-        for merge in context.merges:
-            if merge.task != self.task:
-                continue
-            done = merge_some(
-                context.home,
-                context.plan.store_by_id[merge.store],
-                merge,
-                epoch=context.epoch,
-                horizon_us=context.horizons.get(merge.store),
-                now_us=context.clock_us,
-                sync=context.sync,
-                verified_dir=context.verified_dir,
-                part_bytes=min(PART_BYTES, context.memory // 32),
-                more=lambda: time.perf_counter() < until,
-                filters=self._filters_of(merge.store),
-            )
-            added, removed = tuple(done.added), tuple(done.removed)
-            self.outbox.note(self.task, MergeNote(merge.store, added, removed, done.written, done.let_go))
-            reached("task.merge", context.epoch)
-            if time.perf_counter() >= until:
-                break
-
-    def _filters_of(self, store: str) -> tuple[Filter, ...]:
-        plan = self.context.plan
-        return plan.store_by_id[store].filters(plan.input_by_relation)
-
-    def copy(self) -> None:
-        """The part that this task has in filling stores from others."""
-        context, plan = self.context, self.context.plan
-        for copy in context.copies if self.task < context.tasks else ():
+            merge(self.context, self.task, self.outbox)
+        if self.context.copies:
             with self.timed("build"):
-                source = plan.store_by_id[copy.source]
-                begin = copy.begin + (copy.end - copy.begin) * self.task // context.tasks
-                end = copy.begin + (copy.end - copy.begin) * (self.task + 1) // context.tasks
-                done = copied(
-                    context.home,
-                    plan.store_by_id[copy.store],
-                    [
-                        info
-                        for info in context.live.get(copy.source, ())
-                        if info.lo_group < end and info.hi_group > begin
-                    ],
-                    (begin, end),
-                    before=copy.before,
-                    epoch=context.epoch,
-                    source_ttl_us=source.ttl_us,
-                    horizon_us=context.horizons.get(copy.store),
-                    now_us=context.clock_us,
-                    filters=self._filters_of(copy.store),
-                    part_bytes=min(PART_BYTES, context.memory // 32),
-                    deep=context.compress,
-                    sync=context.sync,
-                    verified_dir=context.verified_dir,
-                )
-            self.outbox.note(self.task, CopyNote(copy.store, tuple(done.added), done.let_go))
-            reached("task.build", context.epoch)
+                copy(self.context, self.task, self.outbox)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Closes the results and hands everything to Spark."""
         self.settle()
-        for query, writer in self.writers.items():
-            with self.timed("materialise"):
-                files = tuple(writer.close())
-            self.outbox.note(self.task, ResultNote(query, writer.rows, files))
+        with self.timed("materialise"):
+            for note in self.results.close():
+                self.outbox.note(self.task, note)
         reads = METER.since(self._metered)
         self.outbox.note(self.task, WorkNote(self.prober.counts, self.driven, self.seconds, reads))
         yield from self.outbox.batches()
@@ -652,19 +480,3 @@ def _overlaps(info: SegmentInfo, times: Span) -> bool:
     if info.min_time is None or info.max_time is None:
         return True
     return (low is None or info.max_time >= low) and (high is None or info.min_time <= high)
-
-
-@dataclass
-class _Timer:
-    """Adds the time spent inside `with` to `seconds[name]`, or takes it off."""
-
-    seconds: dict[str, float]
-    name: str
-    sign: int = 1
-    _begin: float = 0.0
-
-    def __enter__(self) -> None:
-        self._begin = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + self.sign * (time.perf_counter() - self._begin)

@@ -29,7 +29,8 @@ import pyarrow as pa
 
 from plait.config import KEY_GROUPS
 from plait.kernels import U64
-from plait.query.plan import HASH, Node, Plan
+from plait.query.plan import Node, Plan
+from plait.query.store import HASH
 from plait.runtime.task.exchange import between
 from plait.state.segments import block_segment as deep
 from plait.state.segments.run import first_from

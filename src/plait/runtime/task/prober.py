@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 
 from plait.kernels import U64, Flags
 from plait.query.observed import EdgeCount
-from plait.query.plan import ARRIVED, HASH, NEW, SET, Emit, Feed, Key, Node, Plan, Seen, Step, Store
+from plait.query.plan import Emit, Feed, Node, Plan, Seen, Step
+from plait.query.store import ARRIVED, HASH, NEW, SET, Key, Store
 from plait.runtime.task.frames import Frame, Hits, Matches, Partial, with_matches
 from plait.runtime.task.judge import judged
 from plait.state.segments.keys import hash_key, homogeneous, null_rows, same_keys

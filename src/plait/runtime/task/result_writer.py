@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from plait.errors import StorageError
-from plait.query.plan import SET, Emit
+from plait.query.plan import Emit
+from plait.query.store import SET
 from plait.runtime.task.computed import result_columns
 from plait.runtime.task.frames import Partial
 from plait.state.files.remote import RemoteFiles

@@ -22,7 +22,8 @@ import pyarrow as pa
 from plait.errors import QueryError
 from plait.kernels import U64
 from plait.kernels.sets import members_in, weights_in, within
-from plait.query.plan import SET, Emit, Plan
+from plait.query.plan import Emit, Plan
+from plait.query.store import SET
 from plait.runtime.task.computed import result_columns
 from plait.runtime.task.file_sets import mapped, row_bytes, width_of, with_sets
 from plait.runtime.task.frames import Partial

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from plait.errors import CheckpointError
 from plait.query.layout import Layout
-from plait.query.plan import NO_KEY, Filter, Store
+from plait.query.store import NO_KEY, Filter, Store
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState, Manifest, Retention
 from plait.state.segments.segment import SegmentInfo, new_run

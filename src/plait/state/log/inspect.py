@@ -27,7 +27,7 @@ from plait.errors import CheckpointError, CorruptionError, PlaitError, without_s
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.layout import Layout
-from plait.query.plan import UNTIL
+from plait.query.store import UNTIL
 from plait.state.files.segment_home import SegmentHome, scratch_dir
 from plait.state.files.storage import TEMPORARY
 from plait.state.log import catalog_versions as catalogs

@@ -40,7 +40,7 @@ from plait.errors import CorruptionError
 from plait.kernels import I64, U64
 from plait.kernels.filters import ask_filter, build_filter
 from plait.kernels.runs import STRIDE, fence, lookup_fenced
-from plait.query.plan import Store
+from plait.query.store import Store
 from plait.state.files.mapped_file import announce
 from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import RESTORE

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from plait.kernels.sets import moved_bits
 from plait.query.expr import columns_of
-from plait.query.plan import MASK_BITS, Filter, mask_columns
+from plait.query.store import MASK_BITS, Filter, mask_columns
 from plait.state.segments.evaluate import holds
 
 Flags = npt.NDArray[np.bool_]

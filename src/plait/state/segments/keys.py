@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from plait.kernels import I64, U64, Flags
 from plait.kernels.hashing import combine, hash_bytes, mix64
-from plait.query.plan import Key
+from plait.query.store import Key
 
 
 def hash_key(batch: pa.RecordBatch | pa.Table, key: Key) -> U64:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from plait.kernels import Flags
-from plait.query.plan import ARRIVED, BORN, FOREVER, MASK, Filter, Store, mask_columns
+from plait.query.store import ARRIVED, BORN, FOREVER, MASK, Filter, Store, mask_columns
 from plait.state.segments.columns import single
 from plait.state.segments.filter_sets import Rewritten
 from plait.state.segments.segment import Origin, SegmentInfo

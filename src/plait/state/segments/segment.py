@@ -31,7 +31,7 @@ import xxhash
 from plait.kernels import U64
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
-from plait.query.plan import ARRIVED, BORN, HASH, Store
+from plait.query.store import ARRIVED, BORN, HASH, Store
 from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import inside, storage_error, sync_directory
 from plait.state.segments.filter_sets import Sets

@@ -24,7 +24,7 @@ import pyarrow as pa
 import xxhash
 
 from plait.errors import CorruptionError, StorageError
-from plait.query.plan import HASH
+from plait.query.store import HASH
 from plait.state.files.mapped_file import announce, map_file
 from plait.state.files.segment_home import ATTEMPTS, SegmentHome, wiped
 from plait.state.files.storage import RESTORE, create_file

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from plait.kernels import I64, U64
 from plait.kernels.sets import translated
-from plait.query.plan import BORN, MASK_BITS, SET_BITS, Filter, Seen, mask_columns
+from plait.query.plan import Seen
+from plait.query.store import BORN, MASK_BITS, SET_BITS, Filter, mask_columns
 from plait.state.segments.columns import single
 from plait.state.segments.filter_sets import PASSED, Sets
 from plait.state.segments.run import MemoryRun

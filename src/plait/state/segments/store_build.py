@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from plait.config import KEY_GROUPS
 from plait.kernels import U64
-from plait.query.plan import ARRIVED, BORN, FOREVER, Filter, Store
+from plait.query.store import ARRIVED, BORN, FOREVER, Filter, Store
 from plait.state.files.segment_home import SegmentHome
 from plait.state.segments.block_segment import writing_deep
 from plait.state.segments.columns import take_table

@@ -35,7 +35,7 @@ from plait.config import KEY_GROUPS
 from plait.kernels import U64, Flags
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts, merge_order
-from plait.query.plan import ARRIVED, BORN, Filter, Store
+from plait.query.store import ARRIVED, BORN, Filter, Store
 from plait.state.files.segment_home import SegmentHome
 from plait.state.segments.block_segment import writing_deep
 from plait.state.segments.columns import take_table

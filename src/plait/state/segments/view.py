@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from plait.kernels import I64, U64
-from plait.query.plan import ARRIVED, BORN, FOREVER, Filter
+from plait.query.store import ARRIVED, BORN, FOREVER, Filter
 from plait.state.segments.columns import single
 from plait.state.segments.filter_sets import Sets
 from plait.state.segments.run import Found, MemoryRun

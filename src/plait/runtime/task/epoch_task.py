@@ -1,0 +1,64 @@
+"""What every task of an epoch must know: fixed by the driver before any of them runs, and the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from plait.config import KEY_GROUPS
+from plait.query.plan import Plan
+from plait.query.store import Filter
+from plait.state.files.segment_home import SegmentHome
+from plait.state.files.storage import Files
+from plait.state.segments.segment import SegmentInfo
+from plait.state.segments.store_build import Copy
+from plait.state.segments.tiers import Merge
+
+
+@dataclass(frozen=True)
+class EpochTask:
+    """All a task of one epoch must know."""
+
+    plan: Plan
+    epoch: int
+    tasks: int
+    home: SegmentHome
+    results: Files
+    verified_dir: str | None
+    live: Mapping[str, tuple[SegmentInfo, ...]]
+    merges: tuple[Merge, ...]
+    kept: frozenset[str]
+    """Queries whose rows are written; the others' are dropped in the task."""
+    apart: frozenset[str]
+    """Those that have files of their own: each reads its rows of an epoch once, right away (`shared_results.py`)."""
+    horizons: Mapping[str, int]
+    """By store the event time, in microseconds, up to which rows cannot be reached any more."""
+    clock_us: int
+    iterative: bool
+    chunk_rows: int
+    sync: bool
+    memory: int = 1 << 29
+    """Bytes that this task's caches and buffers may hold."""
+    compress: bool = False
+    """Even tier 0 is larger than memory: what is appended is written as deep segments."""
+    merge_seconds: float = 0.05
+    """How long this task may merge."""
+    sampled: frozenset[int] = frozenset()
+    """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
+    arriving: Mapping[int, float] = field(default_factory=dict)
+    """Which share of its keys got as far as a node, in the epoch before."""
+    copies: tuple[Copy, ...] = ()
+    """What is copied from one store to another in this epoch."""
+
+    @property
+    def live_paths(self) -> set[str]:
+        """Of all live segments."""
+        return {info.path for infos in self.live.values() for info in infos}
+
+    def groups(self, task: int) -> tuple[int, int]:
+        """The key groups a task owns."""
+        return task * KEY_GROUPS // self.tasks, (task + 1) * KEY_GROUPS // self.tasks
+
+    def filters_of(self, store: str) -> tuple[Filter, ...]:
+        """The filters whose bits rows of a store carry."""
+        return self.plan.store_by_id[store].filters(self.plan.input_by_relation)
