@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,6 +29,7 @@ from plait.query.relation import Relation
 from plait.query.store import watermark_ms
 from plait.runtime import faults
 from plait.runtime.driver.sinks import Keep
+from plait.runtime.task.file_sets import query_table
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.testing import Clock, LocalEngine, fault
@@ -140,7 +140,7 @@ class Changing:
         for file in manifest.results:
             data = self.engine.checkpoint.results.read(file.path)
             assert data is not None
-            found.setdefault(file.query, []).append(pq.read_table(pa.BufferReader(data)))
+            found.setdefault(file.query, []).append(query_table(pa.BufferReader(data), file.bit))
         return {join: pa.concat_tables(tables) if tables else pa.table({}) for join, tables in found.items()}
 
     def close(self) -> None:
