@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from plait.catalog.catalog import Catalog
 from plait.errors import ConfigError
 from plait.explain_forest import forest
+from plait.explain_picture import picture
 from plait.query.graph import JoinGraph
 from plait.query.layout import relations_of
-from plait.query.plan import Node, Plan
+from plait.query.plan import Plan
 from plait.query.progress import OptimiserReport
 from plait.query.relation import Relation
 from plait.query.store import UNTIL, Store
@@ -37,7 +37,7 @@ def explain(
     if format == "json":
         return plan.to_json()
     if format == "dot":
-        return "\n".join(_dot(plan, graphs)) + "\n"
+        return "\n".join(picture(plan)) + "\n"
     if format != "text":
         raise ConfigError("EXPLAIN_FORMAT", f"there is no format {format!r}", f"use one of: {', '.join(FORMATS)}")
     lines = [*_text(plan, graphs, relations), *_catalog_text(catalog), *_optimiser_text(optimiser)]
@@ -191,31 +191,3 @@ def _store_text(plan: Plan, store: Store) -> str:
     columns = ", ".join(c.name for c in store.columns if c.name != UNTIL) or "no columns"
     key = "hash is key" if store.key.exact else "key compared"
     return f"partitioned by {store.key} ({key}); {columns}; {kept}"
-
-
-def _dot(plan: Plan, graphs: Mapping[str, JoinGraph]) -> Iterator[str]:
-    yield "digraph plait {"
-    yield "  rankdir=LR;"
-    for store in plan.stores:
-        yield f"  {json.dumps(store.id)} [shape=cylinder];"
-    for name in graphs:
-        yield f"  {json.dumps('query ' + name)} [shape=box];"
-    for tree in plan.trees:
-        source = json.dumps("new " + tree.relation)
-        for emit in tree.emits:
-            yield f"  {source} -> {json.dumps('query ' + emit.query)};"
-        for node in tree.nodes:
-            yield from _dot_node(source, node)
-    yield "}"
-
-
-def _dot_node(source: str, node: Node) -> Iterator[str]:
-    here = f"n{node.id}"
-    yield f"  {here} [label={json.dumps('probe ' + node.step.store)}];"
-    yield f'  {source} -> {here} [label="hop {node.step.hop}"];'
-    for emit in node.emits:
-        yield f"  {here} -> {json.dumps('query ' + emit.query)};"
-    for feed in node.feeds:
-        yield f"  {here} -> {json.dumps(feed.store)};"
-    for child in node.children:
-        yield from _dot_node(here, child)

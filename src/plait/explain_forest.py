@@ -89,12 +89,12 @@ class _Told:
         if len(emits) <= MOST_NAMED:
             yield from (f"result of {emit.query}" for emit in emits)
         else:
-            yield f"results of {_named([emit.query for emit in emits])}"
+            yield f"results of {named([emit.query for emit in emits])}"
 
     def _kept(self, feeds: Sequence[Feed]) -> Iterator[str]:
         for feed in feeds:
             queries = [shown(self.tree.members[member][0]) for member, _ in feed.members]
-            yield f"row of {feed.store} for {_named(list(dict.fromkeys(queries)))} (edge {feed.id})"
+            yield f"row of {feed.store} for {named(list(dict.fromkeys(queries)))} (edge {feed.id})"
 
     def _slot(self, node: Node) -> int:
         """The slot that a node adds."""
@@ -105,7 +105,7 @@ class _Told:
         if len({query for query, _ in self.tree.members}) == 1:
             return ""
         queries = [shown(query) for i, (query, _) in enumerate(self.tree.members) if members >> i & 1]
-        return f", for {_named(list(dict.fromkeys(queries)))}"
+        return f", for {named(list(dict.fromkeys(queries)))}"
 
     def _names(self, node: Node) -> Names:
         """What the first query that goes through a node calls what is in the slots there."""
@@ -150,7 +150,8 @@ def _rows(seen: Seen) -> str:
     return ", ".join(parts)
 
 
-def _named(queries: Sequence[str]) -> str:
+def named(queries: Sequence[str]) -> str:
+    """Queries by name; of many, the first and how many more."""
     if len(queries) <= MOST_NAMED:
         return ", ".join(queries)
     return f"{', '.join(queries[: MOST_NAMED - 1])} and {len(queries) - MOST_NAMED + 1} more"
