@@ -39,6 +39,7 @@ from plait.query.store import (
 )
 from plait.runtime.task.exchange import SCHEMA, Cut, Outbox
 from plait.runtime.task.notes import SourceNote
+from plait.runtime.task.selections import extra_columns, masked_by_task, with_bits
 from plait.state.segments.columns import in_utc, single, take
 from plait.state.segments.keys import hash_key, null_rows
 
@@ -91,7 +92,9 @@ def bucketised(df: DataFrame, source: Input) -> DataFrame:
         columns.append(f"CASE WHEN {source.needed} THEN true ELSE false END AS `{NEEDED}`")
     if source.corrupt is not None:
         columns.append(f"`{source.corrupt}` IS NOT NULL AS `{CORRUPT}`")
-    if not source.texts:
+    if masked_by_task(source):
+        columns += [f"`{name.replace('`', '``')}` AS x{i}" for i, name in enumerate(extra_columns(source))]
+    elif not source.texts:
         # Nobody reads the stream, but it stays a source of the streaming query.
         df = df.where("false")
     elif len(source.texts) > 1:
@@ -119,6 +122,8 @@ def selected_columns(source: Input) -> list[str]:
     names = [c.name for c in source.columns]
     names += [NEEDED] if source.needed is not None else []
     names += [CORRUPT] if source.corrupt is not None else []
+    if masked_by_task(source):
+        return names + extra_columns(source)
     return names + (list(mask_columns(len(source.texts))) if len(source.texts) > 1 else [])
 
 
@@ -126,7 +131,9 @@ def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[p
     names = selected_columns(source) or ["nothing"]
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        named = (batch.rename_columns(names) for batch in batches)
+        named: Iterator[pa.RecordBatch] = (batch.rename_columns(names) for batch in batches)
+        if masked_by_task(source):
+            named = chain.from_iterable(with_bits(batch, source).to_batches() for batch in named if batch.num_rows)
         yield from buckets(named, source, EpochParameters.current())
 
     return run
