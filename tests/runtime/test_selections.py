@@ -7,8 +7,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from plait.query.expr import Call, ColumnRef, Expr, Literal
-from plait.query.plan import Filter, IngestEdge, Input, Key, mask_columns
 from plait.query.relation import ColumnDef
+from plait.query.store import Filter, IngestEdge, Input, Key, mask_columns
 from plait.runtime.task.bucketise import selected_columns
 from plait.runtime.task.selections import FEWEST, extra_columns, masked_by_task, with_bits
 

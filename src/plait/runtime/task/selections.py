@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from plait.query.expr import Expr, columns_of
-from plait.query.plan import Input, mask_columns
+from plait.query.store import Input, mask_columns
 from plait.state.segments.columns import in_utc, single
 from plait.state.segments.evaluate import holds
 from plait.state.segments.filter_sets import packed
