@@ -145,7 +145,7 @@ def queries(count: int, ways: int, seed: int = 4) -> list[SetQuery]:
     """The first `count` queries of the generator, 50 % similar to the pattern query of that many streams.
 
     >>> [str(q.structure) for q in queries(2, 2)]
-    ["(('A', 'B'), ((0, 1),))", "(('A', 'B'), ((2, 1),))"]
+    ["(('A', 'B'), ((0, 4),))", "(('A', 'B'), ((0, 4),))"]
     """
     random = np.random.default_rng([seed, ways])
     return [_drawn(f"q{number}", ways, random) for number in range(count)]

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from plait.kernels import I64, U64, Flags
+from plait.kernels.sets import in_pieces
 from plait.query.expr import ColumnRef
 from plait.query.plan import SlotColumn, Span, Step
 from plait.runtime.task.frames import Partial
@@ -33,9 +34,16 @@ def judged(step: Step, members: int, partial: Partial, width: int) -> Partial:
             cleared[~keep] &= ~as_words(check.members, width)
             partial = _alive(partial, cleared)
     for span in step.spans:
+        is_for_all = len(span.bounds) == 1 and span.bounds[0][2] == members
+        if not is_for_all and (times := _without_holes(partial, span)):
+            sets = as_words(members, width)[None] if partial.sets is None else partial.sets
+            sets, alive = in_pieces(sets, *times, *_pieces(span, width))
+            partial = Partial(partial.hashes, partial.slots, sets)
+            partial = partial if alive.all() else partial.picked(np.flatnonzero(alive))
+            continue
         difference, known = _difference(partial, span)
-        (lower, upper, mine), *more = span.bounds
-        if not more and mine == members:
+        if is_for_all:
+            lower, upper, _ = span.bounds[0]
             keep = known & _between(difference, lower, upper)
             partial = partial if keep.all() else partial.picked(np.flatnonzero(keep))
         else:
@@ -83,8 +91,14 @@ def _between(difference: I64, lower: int | None, upper: int | None) -> Flags:
     return inside
 
 
-def _inside(span: Span, difference: I64, known: Flags, width: int) -> U64:
-    """Per tuple the members in whose window it lies, and those that have no such window."""
+def _without_holes(partial: Partial, span: Span) -> tuple[I64, I64] | None:
+    """The event times of both sides; None if one is not known."""
+    left, right = (microseconds(partial.column(side)) for side in (span.left, span.right))
+    return None if left.null_count or right.null_count else (left.to_numpy(), right.to_numpy())
+
+
+def _pieces(span: Span, width: int) -> tuple[I64, U64]:
+    """Where the line of differences is cut, and per piece the members in whose window it lies, or who have none."""
     # Each cut is the first difference of a new piece of the line.
     cuts = sorted(
         {low for low, _, _ in span.bounds if low is not None} | {h + 1 for _, h, _ in span.bounds if h is not None}
@@ -95,9 +109,20 @@ def _inside(span: Span, difference: I64, known: Flags, width: int) -> U64:
         for first in firsts
     ]
     table = np.stack([as_words(members, width) for members in windowed])
-    found: U64 = table[np.searchsorted(np.array(cuts, np.int64), difference, side="right")]
-    found[~known] = 0
+    return np.array(cuts, np.int64), table | ~_windowed(span, width)
+
+
+def _windowed(span: Span, width: int) -> U64:
+    """The members that have a window."""
     everyone = 0
     for _, _, members in span.bounds:
         everyone |= members
-    return found | ~as_words(everyone, width)
+    return as_words(everyone, width)
+
+
+def _inside(span: Span, difference: I64, known: Flags, width: int) -> U64:
+    """Per tuple the members in whose window it lies, and those that have no such window."""
+    cuts, table = _pieces(span, width)
+    found: U64 = table[np.searchsorted(cuts, difference, side="right")]
+    found[~known] = ~_windowed(span, width)
+    return found
