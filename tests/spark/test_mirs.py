@@ -25,7 +25,7 @@ FEW = "SELECT a.v, c.x FROM a JOIN b ON a.k = b.k JOIN c ON b.w = c.w WHERE b.k 
 def keeping(before: Any, wanted: dict[str, Wanted], *more: Any, **how: Any) -> Allocation:
     """An allocation that keeps b ⋈ c for whoever has it."""
     uses = tuple((name, ("b", "c")) for name in wanted)
-    return allocate(before, wanted, *more, **how, keeps=[Keep(uses, ((0, "k"),))] if uses else ())
+    return allocate(before, wanted, *more, **{**how, "keeps": [Keep(uses, ((0, "k"),))] if uses else ()})
 
 
 def test_queries_share_a_mir_that_survives_a_restart(
