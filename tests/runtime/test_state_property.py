@@ -22,7 +22,7 @@ from plait.query.plan import Plan
 from plait.query.relation import Relation
 from plait.runtime.driver import prepare
 from plait.runtime.task import hops as task
-from plait.runtime.task import join_task as work
+from plait.runtime.task import join_task, upkeep
 from plait.runtime.task import prober as hops
 from plait.runtime.task.passes import Passes, Reads
 from plait.share.planner import Planner
@@ -52,7 +52,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments, parts and blocks of a few rows, deep runs from the second tier on, one part of a merge per epoch."""
     monkeypatch.setattr(tiers, "SEGMENT_BYTES", 700)
     monkeypatch.setattr(deep, "BLOCK_BYTES", 300)
-    monkeypatch.setattr(work, "PART_BYTES", 1)
+    monkeypatch.setattr(upkeep, "PART_BYTES", 1)
     monkeypatch.setattr("plait.runtime.driver.prepare.IDLE_MERGE_SECONDS", 0.0)
 
 
@@ -135,7 +135,7 @@ def test_oracle_merges_cut_anywhere_lose_and_repeat_nothing(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if in_passes:
-            patch.setattr(work, "passes_for", many_passes)
+            patch.setattr(join_task, "passes_for", many_passes)
         if not roomy:
             patch.setattr(prepare, "task_memory", lambda *_: 4096)
         check_case(case, settings={"merge_share": 0.01}, look=SEEN)

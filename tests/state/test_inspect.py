@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from plait.config import Config
 from plait.errors import CheckpointError, PlaitError
-from plait.runtime.task import join_task as work
+from plait.runtime.task import upkeep
 from plait.serve.cli import app
 from plait.share.planner import Planner
 from plait.state.log.inspect import Inspection
@@ -135,7 +135,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = Config(tasks=1, sync=False, fan_in=2, merge_share=0.01, compress_above="0")
     with pytest.MonkeyPatch.context() as patch, LocalEngine(path, planner.plan, config) as engine:
         patch.setattr("plait.runtime.driver.prepare.IDLE_MERGE_SECONDS", 0.0)
-        patch.setattr(work, "PART_BYTES", 3000)
+        patch.setattr(upkeep, "PART_BYTES", 3000)
         patch.setattr(deep, "BLOCK_BYTES", 500)
         stores = {s.id: {"columns": [[c.name, c.type] for c in s.columns]} for s in planner.plan.stores}
         put_old_catalog(engine.checkpoint, {"queries": {"q": "SELECT"}, "streams": {}, "stores": stores, "filters": {}})
