@@ -20,7 +20,7 @@ from plait.query.graph import JoinGraph
 from plait.share.candidates import Candidates
 from plait.share.choices import Path
 from plait.share.lattice import Problem, problem
-from plait.share.mirs import Keep
+from plait.share.mirs import Keep, order_through
 from plait.share.optimise import plan_of
 from plait.share.shared_plan import KeptMir, SharedPlan
 from plait.share.step_cost import EngineCost, Kept, Once
@@ -105,20 +105,14 @@ def _bare(graph: JoinGraph) -> JoinGraph:
 
 
 def _orders(plan: SharedPlan, leads: Mapping[str, JoinGraph]) -> dict[str, Orders]:
-    """Orders of aliases, which can be followed while a MIR is not there yet: each is connected with those before."""
-    found: dict[str, Orders] = {}
-    for query, drivers in plan.steps.items():
-        for driver, order in drivers.items():
-            joined = [driver]
-            for step in order:
-                left = list(step.probes)
-                while left:
-                    reached = leads[query].attributes_of(joined)
-                    following = next(alias for alias in left if leads[query].attributes_of([alias]) & reached)
-                    left.remove(following)
-                    joined.append(following)
-            found.setdefault(query, {})[driver] = tuple(joined[1:])
-    return found
+    """Orders of aliases, which can be followed while a MIR is not there yet."""
+    return {
+        query: {
+            driver: order_through(leads[query], driver, [step.probes for step in order])
+            for driver, order in drivers.items()
+        }
+        for query, drivers in plan.steps.items()
+    }
 
 
 def keeps_of_plan(plan: SharedPlan) -> tuple[tuple[Keep, ...], tuple[KeptMir, ...]]:
