@@ -26,7 +26,7 @@ from plait.runtime.task.bucketise import cuts
 from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.exchange import Inbox, Outbox, merged
 from plait.runtime.task.feeding import fed, sets_of
-from plait.runtime.task.frames import Frame, Partial, Slot, arrived
+from plait.runtime.task.frames import Frame, arrived
 from plait.runtime.task.notes import (
     KeysNote,
     SampleNote,
@@ -34,6 +34,7 @@ from plait.runtime.task.notes import (
     WorkNote,
     read_note,
 )
+from plait.runtime.task.partial import Partial, Slot
 from plait.runtime.task.passes import HashRange, passes_for, reads_at
 from plait.runtime.task.prober import Prober, Span
 from plait.runtime.task.sampling import front, key_count, passing, sampled, smallest
