@@ -32,7 +32,7 @@ def warm_up() -> None:
     bits = ones.view(np.uint64)
     times = ones[:, 0]
     ruler = Ruler(0, times, 1, times, times[:0], bits[:1])
-    Product(ones, ones, ones[0], bits[:1], [None, bits], [ruler]).expand(0, 1)
+    Product(ones, ones, ones[0], bits[0], bits[:1], [None, bits], [ruler]).expand(0, 1)
 
 
 warm_up()

@@ -309,20 +309,20 @@ class Frame:
         if members is None and ruled is not None and rulers:
             members = np.broadcast_to(ruled.whole, (len(self.hashes), len(ruled.whole)))
         own = (self.base.sets, *(m.sets for m in self.lists))
-        lists = None if members is None else Product(starts, counts, ends, members, own, rulers)
+        lists = None if members is None else Product(starts, counts, ends, self.hashes, members, own, rulers)
         for begin in range(0, total, chunk):
             stop = min(begin + chunk, total)
             sets: U64 | None = None
             if lists is None:
                 keys, picks = expand(starts, counts, ends, begin, stop)
-                had = len(keys)
+                hashes, had = self.hashes[keys], len(keys)
             else:
-                keys, picks, sets, had = lists.expand(begin, stop)
+                hashes, picks, sets, had = lists.expand(begin, stop)
             if ruled is not None and not ruled.makes_sets:
                 sets = None
             base = [slot.picked(picks[0]) for slot in self.base.slots]
             more = [Slot(table, picks[i + 1]) for i, table in enumerate(tables)]
-            partial = Partial(self.hashes[keys], (*base, *more), sets)
+            partial = Partial(hashes, (*base, *more), sets)
             yield partial if judge is None or ruled is None else judge.judged(partial, ruled, had)
 
     @property
