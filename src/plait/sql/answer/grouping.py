@@ -8,10 +8,9 @@ from typing import Any
 from plait.query.decimals import digits
 from plait.query.graph import INTEGRAL
 from plait.query.grouping import COUNT, MAX, MIN, SUM, Grouping, GroupKey, GroupValue
-from plait.sql.answer.maintain import Maintained, Part
-from plait.sql.join.expressions import Node
+from plait.sql.catalyst.expressions import Node
+from plait.sql.catalyst.maintain import Maintained, Part
 from plait.sql.join.graph_rules import Draft
-from plait.sql.join.multiway import items
 from plait.sql.join.task_expressions import Translator
 
 _FUNCTIONS = {"Count": COUNT, "Sum": SUM, "Min": MIN, "Max": MAX}
@@ -23,9 +22,8 @@ def grouping_of(kept: Maintained, draft: Draft) -> Grouping | None:
     """What tasks make of joined rows, in the columns of partial rows; None if that needs Spark."""
     if any(condition.expr is None for condition in draft.conditions):
         return None
-    attributes = items(kept.aggregate.child().output())
     # A join that nothing is read of has an output all the same.
-    known = {a.exprId().id(): node for a, node in zip(attributes, draft.join.outputs, strict=False)}
+    known = dict(zip(kept.input_ids, draft.join.outputs, strict=False))
     there = {ref for output in draft.outputs for ref in output.refs}
     translate = Translator(draft.column, may_fail=True)
 
@@ -43,12 +41,10 @@ def grouping_of(kept: Maintained, draft: Draft) -> Grouping | None:
 
 
 def _value(name: str, part: Part, read_node: Callable[[Any], Node], translate: Translator) -> GroupValue | None:
-    expression = part.expression
-    function = expression.aggregateFunction()
-    made = _FUNCTIONS.get(str(function.nodeName()))
-    if made is None or expression.filter().isDefined() or function.children().size() != 1:
+    made = _FUNCTIONS.get(part.function)
+    if made is None or part.argument is None:
         return None
-    node = read_node(function.children().apply(0))
+    node = read_node(part.argument)
     if made == COUNT and node.name == "Literal" and node.value is not None:
         return GroupValue(name, COUNT, None, part.type)
     argument = translate(node)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from plait.query.decimals import digits
 from plait.query.expr import Call, ColumnRef, Expr, Literal
 from plait.query.graph import INTEGRAL
-from plait.sql.join.expressions import Node
+from plait.sql.catalyst.expressions import Node
 
 COMPARISONS = {
     "EqualTo": "=",
