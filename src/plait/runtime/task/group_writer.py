@@ -23,8 +23,9 @@ from plait.runtime.task.frames import Partial
 from plait.runtime.task.result_writer import ResultWriter
 from plait.state.files.storage import Files
 from plait.state.log.manifest import ResultFile
+from plait.state.segments.arrow_types import arrow_type
 from plait.state.segments.columns import single
-from plait.state.segments.evaluate import arrow_type, values
+from plait.state.segments.evaluate import values
 
 
 def grouped(rows: pa.Table, grouping: Grouping) -> pa.Table | None:

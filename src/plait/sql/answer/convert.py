@@ -19,6 +19,7 @@ from typing import Any
 
 from plait.query.expr import Call, ColumnRef
 from plait.query.semi_join import OTHER, OWN, Partners, key_of
+from plait.query.types import has_plain_equality
 from plait.sql.answer.group_filter import among, having
 from plait.sql.answer.residual import Asked, Operator, Recipe, Rows, Source, Split
 from plait.sql.catalyst.expressions import Column, Node, conjuncts
@@ -52,11 +53,6 @@ from plait.sql.join.multiway import (
 )
 from plait.sql.join.task_expressions import Translator
 
-_SAME = (
-    *("boolean", "tinyint", "smallint", "int", "bigint", "decimal"),
-    *("date", "timestamp", "timestamp_ntz", "string", "binary"),
-)
-"""Types of which equal values are the same in every respect: 0.0 and -0.0 are not, nor are strings with a collation."""
 _IDS = re.compile(r"#\d+L?")
 
 
@@ -133,7 +129,7 @@ class Converter:
         columns: dict[Column, Any] = {}
         for grouping, slot in zip(found.groupings, found.slots, strict=False):
             id = attribute_id(grouping)
-            if id is not None and type_of(slot).partition("(")[0] in _SAME:
+            if id is not None and has_plain_equality(type_of(slot)):
                 column = outputs[id].column
                 if column is not None:
                     columns.update(dict.fromkeys(equal_columns(join, column), slot))

@@ -12,7 +12,7 @@ from typing import Any
 
 from plait.query.expr import Call, ColumnRef
 from plait.query.group_filter import Among, Narrowing
-from plait.query.semi_join import has_plain_equality
+from plait.query.types import has_plain_equality
 from plait.sql.answer.residual import Asked, Operator, Recipe, Rows
 from plait.sql.catalyst.expressions import Node, conjuncts, live, resolve
 from plait.sql.catalyst.handles import attribute_id, id_of, join_type, kind_of, name_of, type_of

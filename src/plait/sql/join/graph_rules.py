@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 
 from plait.errors import QueryError
 from plait.query.expr import Call, ColumnRef, Expr, columns_of, may_fail
-from plait.query.graph import INTEGRAL, Alias, Condition, Equality, JoinGraph, Output, Window
+from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output, Window
 from plait.query.relation import ColumnDef, Relation
+from plait.query.types import INTEGRAL
 from plait.sql.catalyst.expressions import Node, Printer, quote
 from plait.sql.catalyst.refusals import always_false
 from plait.sql.join import windows
