@@ -41,9 +41,10 @@ def grouping_of(kept: Maintained, draft: Draft) -> Grouping | None:
 
 def _value(name: str, part: Part, read_node: Callable[[Any], Node], translate: Translator) -> GroupValue | None:
     made = _FUNCTIONS.get(part.function)
-    if made is None or part.argument is None:
+    only = None if made is None else part.argument
+    if made is None or only is None:
         return None
-    node = read_node(part.argument)
+    node = read_node(only)
     if made == COUNT and node.name == "Literal" and node.value is not None:
         return GroupValue(name, COUNT, None, part.type)
     argument = translate(node)
