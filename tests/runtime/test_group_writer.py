@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from plait.query.expr import Call, ColumnRef, Literal
 from plait.query.grouping import COUNT, MAX, MIN, SUM, Grouping, GroupKey, GroupValue
 from plait.query.plan import Emit, SlotColumn
-from plait.runtime.task.frames import Partial, Slot
 from plait.runtime.task.group_writer import GroupWriter, grouped, having, merged
+from plait.runtime.task.partial import Partial, Slot
 from plait.state.files.storage import LocalFiles
 from plait.state.log.manifest import ResultFile
 from tests.oracle import plain

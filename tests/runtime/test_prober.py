@@ -19,7 +19,8 @@ from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output
 from plait.query.plan import Plan, Seen, SlotColumn, Step
 from plait.query.relation import ColumnDef, Relation
 from plait.query.store import HASH, MASK, Filter, Key
-from plait.runtime.task.frames import Frame, Matches, Partial, Slot, arrived
+from plait.runtime.task.frames import Frame, Matches, arrived
+from plait.runtime.task.partial import Partial, Slot
 from plait.runtime.task.prober import Prober
 from plait.share.probe_trees import build_plan
 from plait.state.segments.filter_sets import Sets

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.config import Config
-from plait.kernels.sets import members_in, translated, union_of, within
+from plait.kernels.sets import members_in, translated, union_of, weights_in, within
 from plait.order.orders import fixed
 from plait.query.expr import Call, ColumnRef, Expr, Literal
 from plait.query.graph import Alias, Equality, JoinGraph, Output, Window
@@ -23,8 +23,9 @@ from plait.query.plan import Node, Plan, Seen, SlotColumn, Span, Step
 from plait.query.relation import ColumnDef, Relation
 from plait.query.store import MASK_BITS, Filter, mask_columns
 from plait.runtime.driver.sinks import Noop
-from plait.runtime.task.frames import Partial, Slot
-from plait.runtime.task.judge import judged
+from plait.runtime.task.frames import Frame
+from plait.runtime.task.judge import Judge
+from plait.runtime.task.partial import Partial, Slot
 from plait.share.probe_trees import build_plan
 from plait.state.segments.filter_sets import Sets, packed
 from plait.state.segments.run import MemoryRun
@@ -222,6 +223,10 @@ def test_oracle_bit_loops_are_those_of_python(values: list[int], members: int) -
     sets = np.stack([as_words(v, 2) for v in values])
     assert within(sets, as_words(members, 2)).tolist() == [v & members != 0 for v in values]
     assert members_in(sets).tolist() == [sum(v >> bit & 1 for v in values) for bit in range(128)]
+    weights = np.arange(len(values)) - 1
+    assert weights_in(sets, weights).tolist() == [
+        sum((v >> bit & 1) * (i - 1) for i, v in enumerate(values)) for bit in range(128)
+    ]
     half = len(values) // 2
     union = union_of(sets, np.array([0, half]), np.array([half, len(values) - half]))
     for found, part in zip(union, (values[:half], values[half:]), strict=True):
@@ -242,7 +247,11 @@ EDGE = 2**63 - 1
 @QUICK
 @given(
     st.lists(st.tuples(BOUNDS, BOUNDS).filter(lambda b: b != (None, None)), min_size=1, max_size=5),
-    st.lists(st.tuples(*[st.one_of(st.none(), st.integers(-4, 4), st.sampled_from([EDGE, -EDGE]))] * 2), max_size=12),
+    st.lists(
+        st.tuples(*[st.one_of(st.none(), st.integers(-4, 4), st.sampled_from([EDGE, -EDGE]))] * 2),
+        min_size=1,
+        max_size=12,
+    ),
 )
 def test_oracle_windows_of_many_lengths_keep_a_tuple_for_those_in_whose_window_it_lies(
     bounds: list[tuple[int | None, int | None]], times: list[tuple[int | None, int | None]]
@@ -250,12 +259,12 @@ def test_oracle_windows_of_many_lengths_keep_a_tuple_for_those_in_whose_window_i
     # Member 0 has no window; member i + 1 has bounds[i].
     span = Span(SlotColumn(1, "t"), SlotColumn(0, "t"), tuple((lo, hi, 2 << i) for i, (lo, hi) in enumerate(bounds)))
     everyone = (2 << len(bounds)) - 1
-    columns = [pa.table({"t": pa.array(side, pa.timestamp("us"))}) for side in zip(*times, strict=True)] or [
-        pa.table({"t": pa.array([], pa.timestamp("us"))})
-    ] * 2
+    columns = [pa.table({"t": pa.array(side, pa.timestamp("us"))}) for side in zip(*times, strict=True)]
     partial = Partial(np.arange(len(times), dtype=np.uint64), tuple(map(Slot, columns)))
     step = Step("b[k]", (), 1, True, False, spans=(span,))
-    found = judged(step, everyone, partial, 1)
+    judge = Judge(step, everyone, 1)
+    (found,) = Frame.of(partial, grouped=False).expanded(100, 1 << 20, judge)
+    assert judge.tuples == len(times)
     assert found.sets is not None
     assert found.hashes.tolist() == list(range(len(times)))
     for (right, left), mine in zip(times, found.sets.ravel().tolist(), strict=True):

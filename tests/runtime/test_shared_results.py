@@ -27,7 +27,7 @@ from plait.runtime.driver import result_merge
 from plait.runtime.driver.result_merge import FAN_IN
 from plait.runtime.driver.sinks import Keep, Noop, Parquet, Sink
 from plait.runtime.task.file_sets import mapped, query_table, row_bytes
-from plait.runtime.task.frames import Partial, Slot
+from plait.runtime.task.partial import Partial, Slot
 from plait.runtime.task.shared_results import SHARED, Share, SharedWriter, alike, write_shared
 from plait.share.probe_trees import build_plan
 from plait.state.files.storage import LocalFiles

@@ -60,25 +60,6 @@ def within(sets: U64, members: U64) -> Flags:
     return _within(frozen(sets, np.uint64), frozen(members, np.uint64))
 
 
-def in_pieces(sets: U64, left: I64, right: I64, cuts: I64, table: U64) -> tuple[U64, Flags]:
-    """[n, w]: each set less the members that `table` does not have in the piece of `left − right`; and who is left.
-
-    Piece p of the line lies from `cuts[p - 1]` to before `cuts[p]`.  `sets` has one row for each tuple, or one for all.
-
-    >>> every = np.array([[3]], np.uint64)
-    >>> in_pieces(every, np.array([5, 0]), np.array([1, 0]), np.array([2]), np.array([[1], [2]], np.uint64))[0].tolist()
-    [[2], [1]]
-    """
-    found: tuple[U64, Flags] = _in_pieces(
-        frozen(sets, np.uint64),
-        frozen(left, np.int64),
-        frozen(right, np.int64),
-        frozen(cuts, np.int64),
-        frozen(table, np.uint64),
-    )
-    return found
-
-
 def moved_bits(words: I64, places: I64, size: int, at: I64, until: I64) -> I64:
     """[f', n]: bit j of tuple i is its bit `places[j]` in `words[f, n]`, if `at[i] > until[j]`; `size` bits per word.
 
@@ -98,31 +79,6 @@ def latest_of_bits(words: I64, count: int, size: int, at: I64) -> I64:
     [8, 7]
     """
     return _latest_of_bits(frozen(words, np.int64), count, size, frozen(at, np.int64))
-
-
-@jit
-def _in_pieces(sets: U64, left: I64, right: I64, cuts: I64, table: U64) -> tuple[U64, Flags]:
-    n, width = len(left), table.shape[1]
-    step = 0 if sets.shape[0] == 1 else 1
-    out = np.empty((n, width), np.uint64)
-    alive = np.empty(n, np.bool_)
-    ends = np.iinfo(np.int64)
-    for i in range(n):
-        a, b = left[i], right[i]
-        difference = a - b
-        if ((a ^ b) & (a ^ difference)) < 0:
-            # Beyond 64 bits.
-            difference = ends.min if a < 0 else ends.max
-        piece = 0
-        for cut in cuts:
-            piece += difference >= cut
-        some = np.uint64(0)
-        for w in range(width):
-            mine = sets[step * i, w] & table[piece, w]
-            out[i, w] = mine
-            some |= mine
-        alive[i] = some != 0
-    return out, alive
 
 
 @jit
@@ -176,30 +132,38 @@ def _translated(flat: U8, table: U64) -> U64:
 
 @jit
 def _members_in(sets: U64) -> I64:
-    out = np.zeros(64 * sets.shape[1], np.int64)
+    # How often each byte has each value; then, per value, its bits.
+    values = np.zeros((8 * sets.shape[1], 256), np.int64)
     for i in range(sets.shape[0]):
         for w in range(sets.shape[1]):
             word = sets[i, w]
-            at = 64 * w
-            while word:
-                out[at] += np.int64(word & np.uint64(1))
-                word = word >> np.uint64(1)
-                at += 1
-    return out
+            for byte in range(8):
+                values[8 * w + byte, word >> np.uint64(8 * byte) & np.uint64(255)] += 1
+    return _by_bit(values)
 
 
 @jit
 def _weights_in(sets: U64, weights: I64) -> I64:
-    out = np.zeros(64 * sets.shape[1], np.int64)
+    values = np.zeros((8 * sets.shape[1], 256), np.int64)
     for i in range(sets.shape[0]):
         for w in range(sets.shape[1]):
             word = sets[i, w]
-            at = 64 * w
-            while word:
-                if word & np.uint64(1):
-                    out[at] += weights[i]
-                word = word >> np.uint64(1)
-                at += 1
+            for byte in range(8):
+                values[8 * w + byte, word >> np.uint64(8 * byte) & np.uint64(255)] += weights[i]
+    return _by_bit(values)
+
+
+@jit
+def _by_bit(values: I64) -> I64:
+    """[8 b]: from what each value of each of b bytes adds up to, what each bit does."""
+    out = np.zeros(8 * values.shape[0], np.int64)
+    for byte in range(values.shape[0]):
+        for value in range(1, 256):
+            found = values[byte, value]
+            if found:
+                for bit in range(8):
+                    if value >> bit & 1:
+                        out[8 * byte + bit] += found
     return out
 
 

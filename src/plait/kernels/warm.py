@@ -6,6 +6,7 @@ import numpy as np
 
 from plait.kernels.filters import ask_filter, build_filter
 from plait.kernels.hashing import combine, hash_bytes, mix64, owner
+from plait.kernels.multiply import Product, Ruler
 from plait.kernels.probe import expand, gather_ranges, product_ends
 from plait.kernels.runs import fence, group_starts, lookup, lookup_fenced, merge_order
 from plait.kernels.sets import latest_of_bits, moved_bits
@@ -28,6 +29,10 @@ def warm_up() -> None:
     gather_ranges(np.zeros(1, np.int64), np.ones(1, np.int64))
     moved_bits(ones, ones[0], 62, ones[:, 0], ones[0])
     latest_of_bits(ones, 1, 62, ones[:, 0])
+    bits = ones.view(np.uint64)
+    times = ones[:, 0]
+    ruler = Ruler(0, times, 1, times, times[:0], bits[:1])
+    Product(ones, ones, ones[0], bits[0], bits[:1], [None, bits], [ruler]).expand(0, 1)
 
 
 warm_up()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from plait.errors import QueryError
 from plait.query.expr import ColumnRef
 from plait.query.plan import Emit, SlotColumn
-from plait.runtime.task.frames import Partial
+from plait.runtime.task.partial import Partial
 from plait.state.segments.evaluate import values
 
 

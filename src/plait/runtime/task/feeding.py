@@ -12,7 +12,7 @@ import pyarrow as pa
 from plait.kernels import I64, U64, Flags
 from plait.query.plan import Feed, SlotColumn
 from plait.query.store import ARRIVED, BORN, FOREVER, HASH, NEW, SET_BITS, UNTIL, Key, Store, mask_columns
-from plait.runtime.task.frames import Partial
+from plait.runtime.task.partial import Partial
 from plait.state.segments.filter_sets import Sets, packed
 from plait.state.segments.keys import hash_key, null_rows
 from plait.state.segments.segment import microseconds

@@ -1,8 +1,8 @@
 """Joined tuples inside one task, as far as they are not multiplied out.
 
-A `Partial` is tuples in rows.  A `Frame` groups them by key and keeps, for every distinct key, the list of driving
-tuples and one list of matching rows per probed store (late materialisation, paper 004).  Both reading lists and
-multiplying them out work in pieces of bounded size, also inside one hot key: what is held in memory depends on a
+A `Partial` (`partial.py`) is tuples in rows.  A `Frame` groups them by key and keeps, for every distinct key, the list
+of driving tuples and one list of matching rows per probed store (late materialisation, paper 004).  Both reading lists
+and multiplying them out work in pieces of bounded size, also inside one hot key: what is held in memory depends on a
 budget, not on how many partners a key has.
 
 Where queries share a tree but not their filters, tuples and rows have sets of members.  A frame knows, per key, the
@@ -21,79 +21,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from plait.kernels import U64
+from plait.kernels.multiply import Product
 from plait.kernels.probe import expand, gather_ranges, product_ends
 from plait.kernels.runs import group_starts
-from plait.kernels.sets import union_of, within
-from plait.query.plan import SlotColumn
-from plait.query.store import HASH, SET, SET_BITS
-from plait.state.segments.columns import Rows, gather, single, take, take_table
+from plait.kernels.sets import union_of
+from plait.query.store import HASH, SET
+from plait.runtime.task.judge import Judge
+from plait.runtime.task.partial import Hashes, Partial, Slot
+from plait.state.segments.columns import Rows, gather, take_table
 from plait.state.segments.run import Run
-
-Hashes = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What one joined relation contributes: tuple i has row `rows[i]` of `table` (row i if `rows` is None)."""
-
-    table: pa.Table
-    rows: Rows | None = None
-
-    def column(self, name: str) -> pa.Array:
-        """The column's value in every tuple."""
-        values = single(self.table.column(name))
-        return values if self.rows is None else take([values], self.rows)[0]
-
-    def columns(self, names: Sequence[str]) -> list[pa.Array]:
-        """Several columns' values in every tuple."""
-        values = [single(self.table.column(name)) for name in names]
-        return values if self.rows is None else take(values, self.rows)
-
-    def picked(self, rows: Rows) -> Slot:
-        """The slot of the tuples `rows`."""
-        return Slot(self.table, rows if self.rows is None else self.rows[rows])
-
-
-@dataclass(frozen=True)
-class Partial:
-    """Joined tuples in rows, sorted by the hash of the hop's key."""
-
-    hashes: Hashes
-    slots: tuple[Slot, ...]
-    sets: U64 | None = None
-    """The members that each tuple belongs to; None where all belong to all."""
-
-    def column(self, ref: SlotColumn) -> pa.Array:
-        """A column of every tuple."""
-        return self.slots[ref.slot].column(ref.column)
-
-    def columns(self, refs: Sequence[SlotColumn]) -> list[pa.Array]:
-        """Several columns of every tuple."""
-        found: dict[SlotColumn, pa.Array] = {}
-        for number, slot in enumerate(self.slots):
-            mine = list(dict.fromkeys(ref for ref in refs if ref.slot == number))
-            found.update(zip(mine, slot.columns([ref.column for ref in mine]), strict=True))
-        return [found[ref] for ref in refs]
-
-    def picked(self, rows: Rows) -> Partial:
-        """The tuples `rows`, which must be ascending."""
-        sets = None if self.sets is None else self.sets[rows]
-        return Partial(self.hashes[rows], tuple(slot.picked(rows) for slot in self.slots), sets)
-
-    def of_member(self, member: int) -> Partial:
-        """The tuples that belong to a member."""
-        if self.sets is None:
-            return self
-        word, bit = divmod(member, SET_BITS)
-        return self.picked(np.flatnonzero(self.sets[:, word] >> np.uint64(bit) & np.uint64(1)))
-
-    def of_members(self, members: U64) -> Partial:
-        """The tuples that belong to some of these members."""
-        if self.sets is None:
-            return self
-        mine = within(self.sets, members)
-        return self if mine.all() else self.picked(np.flatnonzero(mine))
-
 
 Hits = tuple[Run, Rows, Rows, Rows]
 """A run, the keys that it has rows for, and their rows: from `low` to before `high`."""
@@ -352,9 +288,12 @@ class Frame:
             # Copies: what one piece reads is not held while the next is at work.
             yield replace(self, lists=(*kept, *(replace(piece) for piece in pieces)))
 
-    def expanded(self, chunk: int, budget: int) -> Iterator[Partial]:
-        """All tuples, multiplied out, at most `chunk` at a time, nor more than `budget` bytes of them."""
-        if not self.lists and int(self.counts.sum()) == len(self.base.hashes) and self.members is None:
+    def expanded(self, chunk: int, budget: int, judge: Judge | None = None) -> Iterator[Partial]:
+        """All tuples that a judge lets pass, multiplied out, at most `chunk` at a time, nor more than `budget` bytes.
+
+        Windows and sets are applied while lists are multiplied out: a tuple of nobody is not written down.
+        """
+        if not self.lists and judge is None and int(self.counts.sum()) == len(self.base.hashes) and self._is_exact:
             yield self.base
             return
         read = [m.read() for m in self.lists]
@@ -362,28 +301,36 @@ class Frame:
         counts = np.stack([self.counts, *(m.counts for m in self.lists)])
         ends = product_ends(counts)
         total = int(ends[-1]) if len(ends) else 0
-        width = sum(_width(table) for table in (*(s.table for s in self.base.slots), *(t for t, _ in read)))
+        tables = [table for table, _ in read]
+        width = sum(_width(table) for table in (*(s.table for s in self.base.slots), *tables))
         chunk = max(1, min(chunk, int(budget / width)))
+        ruled = None if judge is None else judge.ruled(self.base.slots, tables, self.members is not None)
+        members, rulers = self.members, () if ruled is None else ruled.rulers
+        if members is None and ruled is not None and rulers:
+            members = np.broadcast_to(ruled.whole, (len(self.hashes), len(ruled.whole)))
+        own = (self.base.sets, *(m.sets for m in self.lists))
+        lists = None if members is None else Product(starts, counts, ends, self.hashes, members, own, rulers)
         for begin in range(0, total, chunk):
-            keys, picks = expand(starts, counts, ends, begin, min(begin + chunk, total))
-            sets = self._sets(keys, picks)
-            if sets is not None and not (alive := sets.any(axis=1)).all():
-                # No query has this combination of rows.
-                some = np.flatnonzero(alive)
-                keys, picks, sets = keys[some], picks[:, some], sets[some]
+            stop = min(begin + chunk, total)
+            sets: U64 | None = None
+            if lists is None:
+                keys, picks = expand(starts, counts, ends, begin, stop)
+                hashes, had = self.hashes[keys], len(keys)
+            else:
+                hashes, picks, sets, had = lists.expand(begin, stop)
+            if ruled is not None and not ruled.makes_sets:
+                sets = None
             base = [slot.picked(picks[0]) for slot in self.base.slots]
-            more = [Slot(table, picks[i + 1]) for i, (table, _) in enumerate(read)]
-            yield Partial(self.hashes[keys], (*base, *more), sets)
+            more = [Slot(table, picks[i + 1]) for i, table in enumerate(tables)]
+            partial = Partial(hashes, (*base, *more), sets)
+            yield partial if judge is None or ruled is None else judge.judged(partial, ruled, had)
 
-    def _sets(self, keys: Rows, picks: npt.NDArray[np.int64]) -> U64 | None:
-        """The sets of tuples: of the members that can have a result at the key, those that see all of the rows."""
-        if self.members is None:
-            return None
-        sets: U64 = self.members[keys]
-        for own, rows in zip((self.base.sets, *(m.sets for m in self.lists)), picks, strict=True):
-            if own is not None:
-                sets &= own[rows]
-        return sets
+    @property
+    def _is_exact(self) -> bool:
+        """Whether the sets of the base are those of the tuples: no key has lost members since they were grouped."""
+        if self.members is None or self.base.sets is None:
+            return self.members is None
+        return np.array_equal(self.members, union_of(self.base.sets, self.starts, self.counts))
 
 
 def with_matches(frame: Frame, matches: Matches) -> Frame:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from plait.query.expr import ColumnRef, Expr
 from plait.query.grouping import SUM, Grouping
 from plait.query.plan import Emit
-from plait.runtime.task.frames import Partial
+from plait.runtime.task.partial import Partial
 from plait.runtime.task.result_writer import ResultWriter
 from plait.state.files.storage import Files
 from plait.state.log.manifest import ResultFile

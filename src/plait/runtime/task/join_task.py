@@ -26,7 +26,7 @@ from plait.runtime.task.bucketise import cuts
 from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.exchange import Inbox, Outbox, merged
 from plait.runtime.task.feeding import fed, sets_of
-from plait.runtime.task.frames import Frame, Partial, Slot, arrived
+from plait.runtime.task.frames import Frame, arrived
 from plait.runtime.task.notes import (
     KeysNote,
     SampleNote,
@@ -34,6 +34,7 @@ from plait.runtime.task.notes import (
     WorkNote,
     read_note,
 )
+from plait.runtime.task.partial import Partial, Slot
 from plait.runtime.task.passes import HashRange, passes_for, reads_at
 from plait.runtime.task.prober import Prober, Span
 from plait.runtime.task.sampling import front, key_count, passing, sampled, smallest
@@ -274,7 +275,7 @@ class Work:
         done.rows += self.results.rows - before
 
     def _arrived(self, tree: ProbeTree, table: pa.Table) -> Partial:
-        """New tuples as the members of a tree see them: those that nobody sees are left out."""
+        """New tuples as the members of a tree see them: those that nobody sees are left out, or have no member."""
         base = Partial(table.column(HASH).to_numpy(), (Slot(table),))
         view = self._view_of_new(tree.relation, MemoryRun(base.hashes, table))
         sieve = self.prober.sieve(tree.seen, tree.width)
@@ -282,6 +283,9 @@ class Work:
             return base
         sets = sieve.of_all(view)
         seen = np.flatnonzero(sets.any(axis=1))
+        if not sieve.is_one and 2 * len(seen) > len(sets):
+            # Tuples of nobody end with their empty sets: to pick the others would cost every joined tuple a look-up.
+            return replace(base, sets=sets)
         return replace(base, sets=None if sieve.is_one else sets).picked(seen)
 
     def continue_from(self, node: Node, slots: int, hop: int, tables: Mapping[int, pa.Table], width: int) -> None:

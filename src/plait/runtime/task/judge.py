@@ -1,21 +1,24 @@
 """Judging whole tuples: conditions and windows take members out of a tuple's set, or drop it for all.
 
 Windows of several lengths over the same two event times are one search: the lengths cut the line of differences into
-pieces, and each piece has a set of members.  So a hundred windows cost a tuple what one does.
+pieces, and each piece has a set of members.  So a hundred windows cost a tuple what one does.  Where all event times
+are known, the search is made while tuples are multiplied out (`kernels/multiply.py`), and one outside is never written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from plait.kernels import I64, U64, Flags
-from plait.kernels.sets import in_pieces
+from plait.kernels.multiply import Ruler
 from plait.query.expr import ColumnRef
 from plait.query.plan import SlotColumn, Span, Step
-from plait.runtime.task.frames import Partial
+from plait.runtime.task.partial import Partial, Slot
+from plait.state.segments.columns import single
 from plait.state.segments.evaluate import holds
 from plait.state.segments.segment import microseconds
 from plait.state.segments.sieve import as_words
@@ -23,32 +26,84 @@ from plait.state.segments.sieve import as_words
 _LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
-def judged(step: Step, members: int, partial: Partial, width: int) -> Partial:
-    """The tuples that belong to somebody once a step's checks and spans are applied, with their sets."""
-    for check in step.checks:
-        keep = holds(check.condition, _columns(partial)).to_numpy(zero_copy_only=False)
-        if check.members is None:
-            partial = partial if keep.all() else partial.picked(np.flatnonzero(keep))
-        elif not keep.all():
-            cleared = _sets(partial, members, width)
-            cleared[~keep] &= ~as_words(check.members, width)
-            partial = _alive(partial, cleared)
-    for span in step.spans:
-        is_for_all = len(span.bounds) == 1 and span.bounds[0][2] == members
-        if not is_for_all and (times := _without_holes(partial, span)):
-            sets = as_words(members, width)[None] if partial.sets is None else partial.sets
-            sets, alive = in_pieces(sets, *times, *_pieces(span, width))
-            partial = Partial(partial.hashes, partial.slots, sets)
-            partial = partial if alive.all() else partial.picked(np.flatnonzero(alive))
-            continue
-        difference, known = _difference(partial, span)
-        if is_for_all:
-            lower, upper, _ = span.bounds[0]
-            keep = known & _between(difference, lower, upper)
-            partial = partial if keep.all() else partial.picked(np.flatnonzero(keep))
-        else:
-            partial = _alive(partial, _sets(partial, members, width) & _inside(span, difference, known, width))
-    return partial
+@dataclass(frozen=True)
+class Ruled:
+    """What of a step can be applied while lists are multiplied out, and what is left for afterwards."""
+
+    rulers: tuple[Ruler, ...]
+    others: tuple[Span, ...]
+    """Windows over event times of which some are not known."""
+    whole: U64
+    """The set of a tuple that nothing has been taken from."""
+    makes_sets: bool
+    """Whether tuples have sets afterwards; otherwise they are for all members, or dropped."""
+
+
+@dataclass
+class Judge:
+    """Applies a step's checks and windows, for the members of its node."""
+
+    step: Step
+    members: int
+    width: int
+    """Words of a set."""
+    tuples: int = 0
+    """Tuples judged so far: multiplied out, and of somebody."""
+
+    def ruled(self, slots: Sequence[Slot], tables: Sequence[pa.Table], have_sets: bool) -> Ruled:
+        """For tuples of these slots, whose rows are list 0, and one list more for each table."""
+        found, others = list[tuple[Span, tuple[int, I64], tuple[int, I64]]](), []
+        for span in self.step.spans:
+            left, right = (_known(ref, slots, tables) for ref in (span.left, span.right))
+            if left is None or right is None:
+                others.append(span)
+            else:
+                found.append((span, left, right))
+        makes_sets = have_sets or not all(self._is_for_all(span) for span, _, _ in found)
+        rulers = []
+        for span, left, right in found:
+            if makes_sets:
+                cuts, table = _pieces(span, self.width)
+            else:
+                # One bit stands for all members.
+                (low, high, _), *_ = span.bounds
+                cuts, table = _pieces(replace(span, bounds=((low, high, 1),)), 1)
+            rulers.append(Ruler(*left, *right, cuts, table))
+        whole = as_words(self.members, self.width) if makes_sets else as_words(1, 1)
+        return Ruled(tuple(rulers), tuple(others), whole, makes_sets)
+
+    def judged(self, partial: Partial, ruled: Ruled, had: int) -> Partial:
+        """The tuples that belong to somebody once also the rest is applied; `had` were multiplied out for them."""
+        self.tuples += had
+        members, width = self.members, self.width
+        for check in self.step.checks:
+            keep = holds(check.condition, _columns(partial)).to_numpy(zero_copy_only=False)
+            if check.members is None:
+                partial = partial if keep.all() else partial.picked(np.flatnonzero(keep))
+            elif not keep.all():
+                cleared = _sets(partial, members, width)
+                cleared[~keep] &= ~as_words(check.members, width)
+                partial = _alive(partial, cleared)
+        for span in ruled.others:
+            difference, known = _difference(partial, span)
+            if self._is_for_all(span):
+                lower, upper, _ = span.bounds[0]
+                keep = known & _between(difference, lower, upper)
+                partial = partial if keep.all() else partial.picked(np.flatnonzero(keep))
+            else:
+                partial = _alive(partial, _sets(partial, members, width) & _inside(span, difference, known, width))
+        return partial
+
+    def _is_for_all(self, span: Span) -> bool:
+        return len(span.bounds) == 1 and span.bounds[0][2] == self.members
+
+
+def _known(ref: SlotColumn, slots: Sequence[Slot], tables: Sequence[pa.Table]) -> tuple[int, I64] | None:
+    """The list that a slot is in, and the event times of its rows; None if some are NULL."""
+    number = ref.slot - len(slots)
+    column = single(tables[number].column(ref.column)) if number >= 0 else slots[ref.slot].column(ref.column)
+    times = microseconds(column)
+    return None if times.null_count else (max(0, number + 1), times.to_numpy())
 
 
 def _columns(partial: Partial) -> Callable[[ColumnRef], pa.Array]:
@@ -89,12 +144,6 @@ def _between(difference: I64, lower: int | None, upper: int | None) -> Flags:
     if upper is not None:
         inside &= difference <= upper
     return inside
-
-
-def _without_holes(partial: Partial, span: Span) -> tuple[I64, I64] | None:
-    """The event times of both sides; None if one is not known."""
-    left, right = (microseconds(partial.column(side)) for side in (span.left, span.right))
-    return None if left.null_count or right.null_count else (left.to_numpy(), right.to_numpy())
 
 
 def _pieces(span: Span, width: int) -> tuple[I64, U64]:

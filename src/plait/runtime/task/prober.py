@@ -14,7 +14,7 @@ Cost: a probe of g keys into a run of r rows is O(g log(r/g)) with reads going f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,11 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from plait.kernels import U64, Flags
+from plait.kernels.runs import group_starts
 from plait.query.observed import EdgeCount
 from plait.query.plan import Emit, Feed, Node, Plan, Seen, Step
 from plait.query.store import ARRIVED, HASH, NEW, SET, Key, Store
-from plait.runtime.task.frames import Frame, Hits, Matches, Partial, with_matches
-from plait.runtime.task.judge import judged
+from plait.runtime.task.frames import Frame, Hits, Matches, with_matches
+from plait.runtime.task.judge import Judge
+from plait.runtime.task.partial import Partial
 from plait.state.segments.keys import hash_key, homogeneous, null_rows, same_keys
 from plait.state.segments.segment import microseconds
 from plait.state.segments.sieve import Sieve, as_words
@@ -163,15 +165,19 @@ class Prober:
             count.alive += hits
             self._follow(node, frame, count, width)
             return
-        for partial in self._expanded(frame, count):
-            begun = time.perf_counter_ns()
-            passing = judged(node.step, node.members, partial, width)
-            grouped = self.frame(node, passing)
+        goes_on = any(child.step.hop == node.step.hop for child in node.children)
+        for passing in self._expanded(frame, count, Judge(node.step, node.members, width)):
             count.passed += len(passing.hashes)
-            count.alive += alive.new(grouped.hashes)
+            if not len(passing.hashes):
+                continue
+            begun = time.perf_counter_ns()
+            grouped = self.frame(node, passing) if goes_on else None
+            keys = passing.hashes[group_starts(passing.hashes)[:-1]] if grouped is None else grouped.hashes
+            count.alive += alive.new(keys)
             count.match_ns += time.perf_counter_ns() - begun
-            if len(grouped.hashes):
-                self._follow(node, grouped, count, width)
+            self._complete(node, (passing,), count, width)
+            if grouped is not None:
+                self._visit_children(node, grouped, width)
 
     def frame(self, node: Node, base: Partial) -> Frame:
         """Groups tuples by the hop's key, unless two different keys fell on one hash."""
@@ -180,24 +186,30 @@ class Prober:
         table, key = self._probe_key(node, base)
         return Frame.of(base, grouped=homogeneous(table, base.hashes, key))
 
-    def _expanded(self, frame: Frame, count: EdgeCount) -> Iterator[Partial]:
-        """The frame multiplied out, in chunks, counted and timed as work of the probe it follows."""
+    def _expanded(self, frame: Frame, count: EdgeCount, judge: Judge | None = None) -> Iterator[Partial]:
+        """The frame multiplied out, in chunks, counted and timed as work of the probe it follows; judged, if wished."""
         pieces = frame.slices(self.budget, len(frame.lists))
-        chunks = (partial for piece in pieces for partial in piece.expanded(self.chunk, self.budget))
+        chunks = (partial for piece in pieces for partial in piece.expanded(self.chunk, self.budget, judge))
         while True:
-            begun = time.perf_counter_ns()
+            begun, before = time.perf_counter_ns(), 0 if judge is None else judge.tuples
             partial = next(chunks, None)
             count.match_ns += time.perf_counter_ns() - begun
             if partial is None:
                 return
             if frame.lists:
-                count.tuples += len(partial.hashes)
+                count.tuples += len(partial.hashes) if judge is None else judge.tuples - before
             yield partial
 
     def _follow(self, node: Node, frame: Frame, count: EdgeCount, width: int) -> None:
-        """Results that are complete, tuples that travel, then the probes that are made here."""
+        """With tuples that need no judging: those that are complete or travel, then the probes that are made here."""
+        if node.emits or node.feeds or any(child.step.hop != node.step.hop for child in node.children):
+            self._complete(node, self._expanded(frame, count), count, width)
+        self._visit_children(node, frame, width)
+
+    def _complete(self, node: Node, partials: Iterable[Partial], count: EdgeCount, width: int) -> None:
+        """Results that are complete, rows of MIRs, and tuples that travel."""
         travelling = [child for child in node.children if child.step.hop != node.step.hop]
-        for partial in self._expanded(frame, count) if node.emits or node.feeds or travelling else ():
+        for partial in partials:
             if node.emits:
                 self.emit(node.emits, partial)
             for feed in node.feeds:
@@ -208,6 +220,8 @@ class Prober:
                 begun = time.perf_counter_ns()
                 count.shipped += self.send(child, partial, width)
                 count.ship_ns += time.perf_counter_ns() - begun
+
+    def _visit_children(self, node: Node, frame: Frame, width: int) -> None:
         for child in node.children:
             if child.step.hop == node.step.hop:
                 self.visit(child, frame, width)

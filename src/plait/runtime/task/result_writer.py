@@ -19,7 +19,7 @@ from plait.errors import StorageError
 from plait.query.plan import Emit
 from plait.query.store import SET
 from plait.runtime.task.computed import result_columns
-from plait.runtime.task.frames import Partial
+from plait.runtime.task.partial import Partial
 from plait.state.files.checksummed_file import ChecksummedFile
 from plait.state.files.remote import RemoteFiles
 from plait.state.files.segment_home import scratch_dir

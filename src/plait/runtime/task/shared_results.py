@@ -26,7 +26,7 @@ from plait.query.plan import Emit, Plan
 from plait.query.store import SET
 from plait.runtime.task.computed import result_columns
 from plait.runtime.task.file_sets import mapped, row_bytes, width_of, with_sets
-from plait.runtime.task.frames import Partial
+from plait.runtime.task.partial import Partial
 from plait.runtime.task.result_writer import ResultWriter
 from plait.state.files.storage import Files
 from plait.state.log.manifest import ResultFile

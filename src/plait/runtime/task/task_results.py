@@ -14,9 +14,9 @@ from plait.kernels.sets import members_in
 from plait.query.plan import Emit
 from plait.runtime.task.computed import result_columns
 from plait.runtime.task.epoch_task import EpochTask
-from plait.runtime.task.frames import Partial
 from plait.runtime.task.group_writer import GroupWriter
 from plait.runtime.task.notes import ResultNote
+from plait.runtime.task.partial import Partial
 from plait.runtime.task.result_writer import ResultWriter
 from plait.runtime.task.shared_results import Share, shares, write_shared
 from plait.state.segments.sieve import as_words
