@@ -114,8 +114,8 @@ class Config:
 
     on_query_error: str = "auto"
     """What comes of a query whose sink, answer or expression fails.  `park`: its rows are kept until it is resumed, and
-    the others go on.  `stop`: the run ends with its error.  `auto` parks it while another query goes on, and stops where
-    none would."""
+    the others go on.  `stop`: the run ends with its error.  `auto` parks it while another query goes on, and stops
+    where none would."""
 
     parked_epochs: int = 1000
     """Epochs that a parked query may miss before their rows are let go and it is `failed`."""
