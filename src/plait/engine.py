@@ -181,7 +181,7 @@ class Engine:
         failed: dict[str, PlaitError] = {}
         run = self._run
         if run is not None and self._is_running:
-            run.between_epochs(lambda driver: failed.update(deliver_missed(driver)))
+            run._between_epochs(lambda driver: failed.update(deliver_missed(driver)))
         if id in failed:
             raise failed[id]
 

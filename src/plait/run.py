@@ -72,7 +72,7 @@ class Run:
             self._conductor = threading.Thread(target=self._conduct, name="plait-changes", daemon=True)
             self._conductor.start()
 
-    def between_epochs(self, work: Callable[[Driver], None]) -> bool:
+    def _between_epochs(self, work: Callable[[Driver], None]) -> bool:
         """Does a piece of work while no epoch runs; False if that is not possible, because this is an epoch's thread.
 
         What has ended by itself does nothing any more.
