@@ -39,6 +39,8 @@ class Attendant:
     """Whether the engine runs."""
     admitting: dict[str, Request] = field(default_factory=dict)
     """Carried out, but not yet part of the catalog; by id."""
+    status: Callable[[str], str] = lambda _: "live"
+    """By name of a query."""
 
     def start(self) -> None:
         """Attends until the engine does not run any more."""
@@ -76,7 +78,10 @@ class Attendant:
         queries = self.catalog().queries
         for id, request in list(self.admitting.items()):
             entry = queries.get(request.name)
-            if request.operation == "drop":
+            if request.operation == "resume":
+                # Carried out is done; what fails again is told by then.
+                done: Answer | None = Answer(True, "gone" if entry is None else self.status(request.name))
+            elif request.operation == "drop":
                 done = Answer(True, "dropped") if entry is None else None
             else:
                 is_there = entry is not None and entry.sql == request.sql

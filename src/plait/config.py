@@ -112,6 +112,17 @@ class Config:
     """What a start does about a query, stream or table that lives on the checkpoint and that the program neither
     defines nor drops: `refuse`, or `drop` it."""
 
+    on_query_error: str = "auto"
+    """What comes of a query whose sink, answer or expression fails.  `park`: its rows are kept until it is resumed, and
+    the others go on.  `stop`: the run ends with its error.  `auto` parks it while another query goes on, and stops
+    where none would."""
+
+    parked_epochs: int = 1000
+    """Epochs that a parked query may miss before their rows are let go and it is `failed`."""
+
+    parked_bytes: str = "1g"
+    """Bytes of result files that are kept for a parked query at most."""
+
     snapshot_every: int = 16
     """Every n-th manifest is a full snapshot, so that a restart reads at most n of them."""
 
@@ -144,6 +155,7 @@ class Config:
             ("cost_variant", COST_VARIANTS),
             ("sharing", SHARING),
             ("on_missing_query", ("refuse", "drop")),
+            ("on_query_error", ("auto", "park", "stop")),
         )
         for name, known in choices:
             if (value := getattr(self, name)) not in known:
@@ -171,6 +183,8 @@ class Config:
             _ = self.max_future_us
         except ValueError as error:
             raise ConfigError("CONFIG", f"max_future: {error}", 'write, for example, "1 day"') from None
+        _in_range("parked_epochs", self.parked_epochs, 1, 100_000)
+        bytes_of("parked_bytes", self.parked_bytes)
         _in_range("snapshot_every", self.snapshot_every, 1, 10_000)
         _in_range("gc_grace_seconds", self.gc_grace_seconds, 0, float("inf"))
         _in_range("history", self.history, 1, 1_000_000)

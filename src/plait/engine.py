@@ -31,6 +31,8 @@ from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.deliver import catch_up
 from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
 from plait.runtime.driver.epoch import refuse_gap
+from plait.runtime.driver.missed import deliver_missed
+from plait.runtime.driver.parking import Parking
 from plait.runtime.driver.sinks import Keep, Sink
 from plait.runtime.driver.source_log import can_change_streams, choose_sources
 from plait.runtime.driver.steady_clock import SteadyClock
@@ -81,12 +83,15 @@ class Engine:
             changing=self._changing,
             run=lambda: self._run,
             queries=self._registered.queries,
+            parked=lambda id: self._parking.of(id),
+            resume=self.resume,
         )
         self._run: Run | None = None
         self._admission: Admission | None = None
         self._running: Admission | None = None
         """The admission of the last start: versions are added while it runs."""
         self._live = LiveState()
+        self._parking = Parking(self.checkpoint, self.config)
         self._clock = SteadyClock(self.config.max_future_us)
         self._closed = False
         self._lock = threading.RLock()
@@ -162,6 +167,26 @@ class Engine:
             self._registered.drop(name)
             self._changed()
 
+    def resume(self, name: str, skip: bool = False) -> None:
+        """Lets a parked query go on: its sink gets the epochs that it missed, in order, and then those to come.
+
+        With `skip` it goes on with the next epoch, and the rows that it missed are let go.  While the engine runs that
+        happens at once, between two epochs, and if it fails again the error is raised; else with the next start.  Rows
+        of which Spark's part has failed follow with the next epoch.  A query that is not parked goes on as it is.
+        """
+        with self._lock:
+            self._refuse_if_closed("a query cannot be resumed")
+            if name not in self._registered.queries:
+                self._restore()
+            id = self._desk.registered(name).id
+            self._parking.ask(id, skip)
+        failed: dict[str, PlaitError] = {}
+        run = self._run
+        if run is not None and self._is_running:
+            run._between_epochs(lambda driver: failed.update(deliver_missed(driver)))
+        if id in failed:
+            raise failed[id]
+
     def _define(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
         with self._lock:
             self._refuse_if_closed("a query cannot be added")
@@ -180,6 +205,9 @@ class Engine:
     def _carry_out(self, request: Request) -> None:
         """What another process asks for (`plait add`, `drop`, `replace`), as if the program had done it."""
         name, sink, before = request.name, request.sink, self._registered.memento()
+        if request.operation == "resume":
+            self.resume(name, request.skip)
+            return
         with self._lock, self.changes():
             if request.operation == "drop":
                 if name in self._registered.relations:
@@ -282,7 +310,13 @@ class Engine:
             raise StreamError("TRIGGER", "available_now and every exclude each other", "give one of them")
         refuse_gap(self.checkpoint)
         self._check_settings()
-        attendant = Attendant(self._carry_out, lambda: self._in_force, self.checkpoint.files, lambda: self._is_running)
+        attendant = Attendant(
+            self._carry_out,
+            lambda: self._in_force,
+            self.checkpoint.files,
+            lambda: self._is_running,
+            status=lambda name: QueryHandle(self, name).status,
+        )
         # What was left for this start is part of its first epoch.
         attendant.attend()
         self._restore()
@@ -330,7 +364,9 @@ class Engine:
                 admission.put(self._catalog)
                 self._catalog, self._running = admission.now.catalog, admission
                 self._registered.admitted()
+                self._parking.forget({entry.id for entry in self._catalog.queries.values()})
                 catch_up(driver)
+                deliver_missed(driver)
                 sources.record(self.checkpoint)
                 with sources.starting(buckets.sparkSession):
                     return Started(writer.start(), driver, stopping)
@@ -346,6 +382,7 @@ class Engine:
             config=self.config,
             sinks=sinks,
             verified_dir=verified_dir(self.checkpoint),
+            parking=self._parking,
             watermark_policy=admission.policy,
             clock=self._clock,
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),

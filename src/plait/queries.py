@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from plait.catalog.catalog import PROGRAM, Catalog, QueryEntry
 from plait.catalog.changes import Definition
 from plait.config import Config
-from plait.errors import QueryError
+from plait.errors import PlaitError, QueryError
 from plait.query.graph import JoinGraph
 from plait.query.layout import shown
 from plait.query.plan import Plan
@@ -24,6 +24,7 @@ from plait.runtime.driver.sinks import Keep, Sink, make_sink, refuse_appending
 from plait.sql.answer.residual import only_aggregate
 from plait.sql.catalyst.read_query import ReadQuery
 from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.parked import FAILED, ParkedQuery
 
 if TYPE_CHECKING:
     from plait.engine import Engine
@@ -111,6 +112,10 @@ class Desk:
     """Around a change: refused if the engine is closed, admitted if it runs."""
     run: Callable[[], Run | None]
     """The run under way, or the last one."""
+    parked: Callable[[str], ParkedQuery | None]
+    """By id: why a query is parked; None if it is not."""
+    resume: Callable[[str, bool], None]
+    """Lets a parked query go on."""
     queries: dict[str, RegisteredQuery] = field(default_factory=dict)
     """By name."""
     known: set[str] = field(default_factory=set)
@@ -157,12 +162,26 @@ class QueryHandle:
     def status(self) -> str:
         """`pending` before the engine has started with it, `building` while a store is filled for it, then `live`.
 
-        In the end, `dropped`.
+        `parked` while its deliveries wait, because its sink or expression failed (`error` says why); `failed` if it
+        missed more than is kept.  In the end, `dropped`.
         """
         if self.name not in self._desk.queries:
             return "dropped"
+        if (parked := self._desk.parked(self._query.id)) is not None:
+            return parked.status
         entry = self._desk.entry(self.name)
         return "pending" if entry is None else entry.status
+
+    @property
+    def error(self) -> PlaitError | None:
+        """Why it is `parked` or `failed`."""
+        parked = self._desk.parked(self._query.id)
+        return None if parked is None else parked.error
+
+    def resume(self, skip: bool = False) -> QueryHandle:
+        """Lets it go on if it is parked: see `Engine.resume`."""
+        self._desk.resume(self.name, skip)
+        return self
 
     @property
     def live_since(self) -> int | None:
@@ -178,6 +197,8 @@ class QueryHandle:
         """
         until = None if timeout is None else time.monotonic() + timeout
         while self.status != "live":
+            if (error := self.error) is not None:
+                raise error
             run = self._desk.run()
             if run is None or not run.is_active:
                 if run is not None and run.exception is not None:
@@ -224,6 +245,14 @@ class QueryHandle:
         """The same after every epoch: only files that this engine has not seen yet are verified."""
         return self._results(self._desk.known)
 
+    def _refuse_missing(self) -> None:
+        """Raises if rows are missing because Spark's part of the query failed."""
+        parked, log = self._desk.parked(self._query.id), self._desk.checkpoint.log
+        if parked is None:
+            return
+        if parked.status == FAILED or any(file.raw for file in log.results().get(self._query.id, ())):
+            raise parked.error
+
     def _results(self, known: set[str]) -> DataFrame:
         desk, query = self._desk, self._query
         plan = desk.plan()
@@ -236,6 +265,7 @@ class QueryHandle:
             return query.answer.frame(rows, LiveResults.read(desk.checkpoint.log, policy=watermark_policy(desk.spark)))
         if query.sink.keeps_rows:
             refuse_gap(desk.checkpoint)
+            self._refuse_missing()
             return rows.all(query.id)
         delivered = query.sink.results(desk.spark, rows.schema(query.id))
         if delivered is None:

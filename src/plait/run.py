@@ -53,6 +53,7 @@ class Run:
         now = self._begin(before)
         now.stopping.active = lambda: bool(now.query.isActive)
         now.driver.services.behind.failed = self._answers_failed
+        now.driver.services.parking.cancelled = lambda: now.stopping.impatient
         return now
 
     @property
@@ -70,6 +71,20 @@ class Run:
         if self._conductor is None:
             self._conductor = threading.Thread(target=self._conduct, name="plait-changes", daemon=True)
             self._conductor.start()
+
+    def _between_epochs(self, work: Callable[[Driver], None]) -> bool:
+        """Does a piece of work while no epoch runs; False if that is not possible, because this is an epoch's thread.
+
+        What has ended by itself does nothing any more.
+        """
+        if self._now.stopping.at_work == threading.get_ident():
+            return False
+        with self._switching:
+            now = self._now
+            with now.driver.services.working:
+                if not self._ended and now.query.isActive:
+                    work(now.driver)
+        return True
 
     def _conduct(self) -> None:
         while True:

@@ -77,6 +77,9 @@ def deliver_to_old_sinks(
         kind = None if entry.sink is None else entry.sink["kind"]
         if manifest is None or entry.id in living or kind in (None, "noop", "memory", "console"):
             continue
+        if driver.services.parking.of(entry.id) is not None:
+            # Whoever drops a parked query drops what it missed.
+            continue
         if entry.id in log.receipt(manifest.epoch) or entry.live_since is None:
             continue
         if entry.live_since > manifest.epoch:

@@ -40,6 +40,7 @@ from plait.runtime.driver.commit import commit
 from plait.runtime.driver.deliver import deliver
 from plait.runtime.driver.driver import Changes, Driver, Epoch, Feedback, InForce, Planner, Services
 from plait.runtime.driver.feedback import observe, replan
+from plait.runtime.driver.parking import Parking
 from plait.runtime.driver.prepare import prepare
 from plait.runtime.driver.result_merge import merge_results
 from plait.runtime.driver.sinks import Keep, Sink
@@ -199,6 +200,7 @@ class LocalEngine:
             config=config,
             sinks={q.name: Keep() for q in plan.queries},
             verified_dir=os.path.join(self.checkpoint.path, "verified") if self.checkpoint.files.local else None,
+            parking=Parking(self.checkpoint, config),
             clock=clock or Clock(),
             changes=changes,
             sources=Sources(live=LiveResults.read(self.checkpoint.log)),

@@ -98,6 +98,10 @@ class QueryStatus:
     joins: tuple[str, ...]
     floors: Mapping[str, Mapping[str, int]]
     """By join and alias the first epoch whose rows it sees."""
+    error: str | None = None
+    """Why it is `parked` or `failed`."""
+    missed_since: int | None = None
+    """The first epoch that it has missed, if it is."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,11 @@ class CatalogInForce:
     @property
     def json(self) -> dict[str, Any]:
         """A JSON value: the version, and every query's status."""
-        queries = {
-            name: {"status": query.status, "live_since": query.live_since, "floors": query.floors}
-            for name, query in self.queries.items()
-        }
+        queries: dict[str, dict[str, Any]] = {}
+        for name, query in self.queries.items():
+            queries[name] = {"status": query.status, "live_since": query.live_since, "floors": query.floors}
+            if query.error is not None:
+                queries[name] |= {"error": query.error, "missed_since": query.missed_since}
         return {"version": self.version, "queries": queries}
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,7 @@ from plait.state.files.storage import Files
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import LOCK, Checkpoint
 from plait.state.log.events import events
+from plait.state.log.parked import ParkedQuery, parked_queries
 from plait.state.log.requests import Answer, Request, answer_to, ask, withdraw
 
 NOT_RUNNING_EXIT = 3
@@ -52,7 +54,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def add_to(app: typer.Typer) -> None:
     """The commands, as part of an application."""
-    for command in (add, replace, drop, ls, show):
+    for command in (add, replace, drop, resume, ls, show):
         app.command()(command)
 
 
@@ -104,12 +106,26 @@ def drop(
     _send(checkpoint, Request("drop", name), wait, timeout, queue, as_json)
 
 
+def resume(
+    checkpoint: CheckpointPath,
+    name: Name,
+    skip: Annotated[bool, typer.Option("--skip", help="Without the epochs that it missed.")] = False,
+    wait: Wait = True,
+    timeout: Timeout = 60.0,
+    queue: Queue = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a parked query of a running engine go on, with the epochs that it missed."""
+    _send(checkpoint, Request("resume", name, skip=skip), wait, timeout, queue, as_json)
+
+
 def ls(checkpoint: CheckpointPath, as_json: AsJson = False) -> None:
     """List the queries that live on a checkpoint."""
     files = _files(checkpoint)
     catalog, last = _catalog(files), _last_progress(files)
     rows_out = last.get("rows_out", {})
-    found = [_told(entry, rows_out) for entry in catalog.queries.values()]
+    parked = parked_queries(files)
+    found = [_told(entry, rows_out, parked) for entry in catalog.queries.values()]
     if as_json:
         typer.echo(json.dumps({"running": runs(files), "epoch": last.get("epoch"), "queries": found}, indent=1))
         return
@@ -131,6 +147,9 @@ def ls(checkpoint: CheckpointPath, as_json: AsJson = False) -> None:
         )
         table.add_row(*(Text(str(cell)) for cell in cells))
     console.print(table)
+    for q in found:
+        if q["error"] is not None:
+            console.print(Text.assemble((f"{q['name']} is {q['status']}: ", "bold red"), q["error"]), soft_wrap=True)
 
 
 def show(checkpoint: CheckpointPath, name: Name, as_json: AsJson = False) -> None:
@@ -140,7 +159,8 @@ def show(checkpoint: CheckpointPath, name: Name, as_json: AsJson = False) -> Non
     if name not in queries:
         raise QueryError("NO_QUERY", f"no query is called {name!r}", f"use one of: {', '.join(queries) or 'none yet'}")
     entry = queries[name]
-    told = {**_told(entry, _last_progress(files).get("rows_out", {})), "sql": entry.sql, "floors": dict(entry.floors)}
+    told = _told(entry, _last_progress(files).get("rows_out", {}), parked_queries(files))
+    told |= {"sql": entry.sql, "floors": dict(entry.floors)}
     if as_json:
         typer.echo(json.dumps(told, indent=1))
         return
@@ -149,16 +169,19 @@ def show(checkpoint: CheckpointPath, name: Name, as_json: AsJson = False) -> Non
         console.print(Text.assemble((f"{key}: ", "bold"), str(value)), soft_wrap=True)
 
 
-def _told(entry: QueryEntry, rows_out: dict[str, int]) -> dict[str, Any]:
+def _told(entry: QueryEntry, rows_out: dict[str, int], parked: Mapping[str, ParkedQuery]) -> dict[str, Any]:
+    record = parked.get(entry.id)
     return {
         "name": entry.name,
-        "status": entry.status,
+        "status": entry.status if record is None else record.status,
         "since": entry.since,
         "live_since": entry.live_since,
         "mode": entry.mode,
         "sink": None if entry.sink is None else entry.sink["kind"],
         "origin": entry.origin,
         "rows": sum(rows for join, rows in rows_out.items() if join.partition(".")[0] == entry.name),
+        "error": None if record is None else str(record.error),
+        "missed_since": None if record is None else record.since,
     }
 
 

@@ -179,6 +179,13 @@ class Answer:
             return self.residual.answer(Changed(self.residual, rows, live))
         return self.frame(rows, live)
 
+    def caught_up(self, rows: ResultRows, live: LiveResults, before_ms: Mapping[str, int] | None) -> DataFrame:
+        """What a sink gets that has missed some epochs, and had all before the watermark was made of `before_ms`.
+
+        One answer stands for all that it missed: the whole, all groups, or those that have become final since then.
+        """
+        return self._final(rows, live, before_ms) if self.mode == "append" else self.frame(rows, live)
+
     def _final(self, rows: ResultRows, live: LiveResults, since_ms: Mapping[str, int] | None) -> DataFrame:
         closed = Closed(self.residual, rows, live, self.final_us, self.complete_us(), since_ms)
         return self.residual.answer(closed)

@@ -59,7 +59,7 @@ def _manifest(epoch: Epoch) -> Manifest:
         max_event_ms=latest(now.live.max_event_ms, account.max_event_ms),
         added=(*account.added, *account.copied),
         removed=(*account.removed, *(info.path for info in epoch.dropped)),
-        results=tuple(replace(f, passing=not services.sinks[f.query].keeps_rows) for f in account.results),
+        results=tuple(_committed(services, epoch.number, file) for file in account.results),
         rows_in=account.rows_in,
         rows_late=account.rows_late,
         rows_out=account.rows_out,
@@ -75,6 +75,14 @@ def _manifest(epoch: Epoch) -> Manifest:
         before_marks_ms=marks_before(now.live),
         begins=now.catalog.begins(epoch.number),
     )
+
+
+def _committed(services: Services, epoch: int, file: ResultFile) -> ResultFile:
+    """A result file as the manifest has it: kept, there until its sink has taken it, or held for a parked query."""
+    keeps = services.sinks[file.query].keeps_rows
+    if services.parking.holds(file.query) and (not keeps or file.raw):
+        return replace(file, passing=False, held=epoch)
+    return replace(file, passing=not keeps or file.raw)
 
 
 def _let_go(epoch: Epoch, task: EpochTask) -> dict[str, int]:
@@ -124,18 +132,29 @@ def append(checkpoint: Checkpoint, live: LiveState, manifest: Manifest) -> LiveS
 
 
 def deliver(
-    checkpoint: Checkpoint, manifest: Manifest, sinks: Mapping[str, Callable[[int, list[ResultFile]], None]]
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    sinks: Mapping[str, Callable[[int, list[ResultFile]], None]],
+    failed: Callable[[str, Exception], None] | None = None,
 ) -> None:
     """Steps 4 and 5: every sink without a receipt gets the epoch's rows, then the receipt is written.
 
-    A driver that another has taken over from calls no sink: the other one does, or did.
+    A driver that another has taken over from calls no sink: the other one does, or did.  `failed` is told of a sink
+    that raises an error, and may raise it again: else the others get their rows, and this one has no receipt.
     """
     done = checkpoint.log.receipt(manifest.epoch)
     for query, sink in sinks.items():
         if query in done:
             continue
         checkpoint.check_fence()
-        sink(manifest.epoch, [file for file in manifest.results if file.query == query])
+        try:
+            sink(manifest.epoch, [file for file in manifest.results if file.query == query])
+        except Exception as error:
+            if failed is None:
+                raise
+            failed(query, error)
+            reached("parked", manifest.epoch)
+            continue
         reached("commit.4", manifest.epoch)
         done = done | {query}
         checkpoint.log.record_receipt(manifest.epoch, done)

@@ -1,6 +1,8 @@
 """The way of committed rows to sinks: those of joins at once, answers of whole queries by `answers/answer_queue.py`.
 
-Contract.  A sink gets each epoch once per epoch number, in order, and after a crash at most the last one again.
+Contract.  A sink gets each epoch once per epoch number, in order, and after a crash at most the last one again.  That
+of a parked query (`parking.py`) gets none until it is resumed; then it gets those that it missed, in order
+(`missed.py`), and goes on.
 """
 
 from __future__ import annotations
@@ -39,20 +41,28 @@ def deliver(epoch: Epoch) -> None:
 
     def to(query: str, sink: Sink) -> HandOver:
         def hand_over(number: int, files: list[ResultFile]) -> None:
-            with _files(rows, sink, files) as paths, _named(query, number):
+            with files_for(rows, sink, files) as paths, named(query, number):
                 sink.deliver(number, paths, lambda: rows.frame(query, files))
 
         return hand_over
 
-    ran = epoch.manifest.rows_out
-    sinks = {query: to(query, sink) for query, sink in services.sinks.items() if sink.delivers and query in ran}
+    ran, parked = epoch.manifest.rows_out, services.parking.of
+    wanted = {query: sink for query, sink in services.sinks.items() if sink.delivers and query in ran}
+    sinks = {query: to(query, sink) for query, sink in wanted.items() if parked(query) is None}
     if sinks:
-        commits.deliver(services.checkpoint, epoch.manifest, sinks)
+        commits.deliver(services.checkpoint, epoch.manifest, sinks, partial(_failed, services, epoch.manifest))
     if any(answer.sink.delivers for answer in services.sources.answers.values()):
         services.behind.start(partial(_answer, services, epoch.manifest, rows, epoch.seconds))
 
 
-def _files(rows: ResultRows, sink: Sink, files: list[ResultFile]) -> AbstractContextManager[list[str]]:
+def _failed(services: Services, manifest: Manifest, query: str, error: Exception) -> None:
+    """Parks a query whose sink has failed, or raises the error again."""
+    begun = any(join.partition(".")[0] == query for join in manifest.begins)
+    before = None if begun else manifest.before_marks_ms
+    services.parking.take(query, manifest.epoch, error, services.queries, before)
+
+
+def files_for(rows: ResultRows, sink: Sink, files: list[ResultFile]) -> AbstractContextManager[list[str]]:
     """What a sink that copies files is given: of this machine, with its query's rows only.  Others ask for rows."""
     return rows.apart(files) if isinstance(sink, Parquet) else nullcontext([])
 
@@ -64,7 +74,7 @@ def deliver_joined(
     rows = driver.now.rows
 
     def hand_over(number: int, files: list[ResultFile]) -> None:
-        with _files(rows, sink, files) as paths, _named(query, number):
+        with files_for(rows, sink, files) as paths, named(query, number):
             sink.deliver(number, paths, lambda: rows.read(columns, files))
 
     commits.deliver(driver.services.checkpoint, manifest, {query: hand_over})
@@ -87,7 +97,9 @@ def _claim(services: Services, ran: bool) -> None:
     checkpoint = services.checkpoint
     answers = {name: answer.sink for name, answer in services.sources.answers.items()}
     for query, sink in {**services.sinks, **answers}.items():
-        sink.claim(owner_of(checkpoint.files, checkpoint.id, query), ran)
+        # What a parked query writes to may be what is broken.
+        if services.parking.of(query) is None:
+            sink.claim(owner_of(checkpoint.files, checkpoint.id, query), ran)
 
 
 def _answer(services: Services, manifest: Manifest, rows: ResultRows, seconds: dict[str, float]) -> None:
@@ -99,7 +111,7 @@ def _answer(services: Services, manifest: Manifest, rows: ResultRows, seconds: d
                 return answer.delivered(rows, services.sources.live)
 
             with ExitStack() as stack:
-                stack.enter_context(_named(answer.name, number))
+                stack.enter_context(named(answer.name, number))
                 wants_files = isinstance(answer.sink, Parquet)
                 files = stack.enter_context(rows.one_file(answer.name, frame())) if wants_files else []
                 answer.sink.deliver(number, files, frame)
@@ -107,15 +119,15 @@ def _answer(services: Services, manifest: Manifest, rows: ResultRows, seconds: d
         return hand_over
 
     begun = time.perf_counter()
-    ran = {join.partition(".")[0] for join in manifest.rows_out}
+    ran = {join.partition(".")[0] for join in manifest.rows_out if services.parking.of(join.partition(".")[0]) is None}
     sinks = {name: to(a) for name, a in services.sources.answers.items() if a.sink.delivers and name in ran}
     if sinks:
-        commits.deliver(services.checkpoint, manifest, sinks)
+        commits.deliver(services.checkpoint, manifest, sinks, partial(_failed, services, manifest))
         seconds["answers"] = time.perf_counter() - begun
 
 
 @contextmanager
-def _named(query: str, number: int) -> Iterator[None]:
+def named(query: str, number: int) -> Iterator[None]:
     """What a sink raises, as an error that says whose sink it is and what comes next."""
     try:
         yield

@@ -27,6 +27,7 @@ from plait.runtime.answers.answer_queue import Behind
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.batch_sizes import Batches
 from plait.runtime.driver.collect import Collected
+from plait.runtime.driver.parking import Parking
 from plait.runtime.driver.sinks import Sink
 from plait.runtime.driver.state_account import StateAccount
 from plait.runtime.driver.steady_clock import system_clock
@@ -75,6 +76,8 @@ class Services:
     config: Config
     sinks: Mapping[str, Sink]
     verified_dir: str | None
+    parking: Parking
+    """Queries whose deliveries wait."""
     watermark_policy: str = "min"
     clock: Callable[[], int] = system_clock
     """Microseconds since 1970: what TTLs are measured by."""
@@ -90,6 +93,11 @@ class Services:
     """Spark's setting, where it has one."""
     working: threading.RLock = field(default_factory=threading.RLock)
     """Held by whoever runs an epoch; a sink may stop the run that it is called by."""
+
+    @property
+    def queries(self) -> set[str]:
+        """The ids of all queries."""
+        return {join for join in self.sinks if self.sources.source(join) is None} | set(self.sources.answers)
 
     @property
     def parallel(self) -> int:

@@ -22,6 +22,7 @@ from plait.runtime.driver.deliver import arrive, deliver
 from plait.runtime.driver.driver import Driver, Epoch
 from plait.runtime.driver.feedback import observe, replan
 from plait.runtime.driver.join import finish, join
+from plait.runtime.driver.missed import catch_up_parked
 from plait.runtime.driver.offsets import same_source
 from plait.runtime.driver.prepare import prepare
 from plait.runtime.driver.result_merge import merge_results
@@ -35,6 +36,7 @@ STEPS: tuple[Callable[[Epoch], None], ...] = (
     merge_results,
     arrive,
     commit,
+    catch_up_parked,
     deliver,
     replan,
     observe,

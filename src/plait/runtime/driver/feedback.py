@@ -8,8 +8,8 @@ from dataclasses import replace
 from plait.config import KEY_GROUPS
 from plait.query.layout import shown
 from plait.query.observed import KeyCount, Observed
-from plait.query.progress import Progress, Replanned
-from plait.runtime.driver.driver import Epoch
+from plait.query.progress import CatalogInForce, Progress, Replanned
+from plait.runtime.driver.driver import Epoch, Services
 from plait.runtime.driver.watermarks import watermarks_ms
 from plait.runtime.task.passes import arriving
 from plait.state.log.checkpoint import collect_garbage
@@ -80,6 +80,17 @@ def _observed(epoch: Epoch) -> Observed:
     )
 
 
+def _with_parked(services: Services, catalog: CatalogInForce) -> CatalogInForce:
+    """The catalog as people see it: a parked query says why."""
+    queries = dict(catalog.queries)
+    for record in services.parking.records:
+        if record.name in queries:
+            queries[record.name] = replace(
+                queries[record.name], status=record.status, error=str(record.error), missed_since=record.since
+            )
+    return replace(catalog, queries=queries)
+
+
 def _progress(epoch: Epoch) -> Progress:
     assert epoch.task is not None
     driver, account, plan, task = epoch.driver, epoch.account, epoch.plan, epoch.task
@@ -105,7 +116,7 @@ def _progress(epoch: Epoch) -> Progress:
         segments={store: len(found) for store, found in sorted(live.segments.items())},
         watermark_ms=live.watermark_ms,
         watermarks={shown(query): at for query, at in watermarks.items()},
-        catalog=driver.now.catalog,
+        catalog=_with_parked(services, driver.now.catalog),
         builds={store: groups / KEY_GROUPS for store, groups in live.builds.items()},
         tasks=task.tasks,
         seconds=epoch.seconds,

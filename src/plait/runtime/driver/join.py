@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from plait.query.plan import QueryPlan
 from plait.runtime.driver.collect import collected
 from plait.runtime.driver.driver import Epoch
+from plait.runtime.driver.parking import SKIP
 from plait.runtime.faults import reached
 from plait.runtime.spark.frames import planned
 from plait.runtime.task.exchange import SCHEMA, exchange
 from plait.runtime.task.hops import every_hop, first_hop, later_hop
+from plait.state.log.manifest import ResultFile
 
 
 def join(epoch: Epoch) -> None:
@@ -35,18 +40,58 @@ def join(epoch: Epoch) -> None:
 
 def finish(epoch: Epoch) -> None:
     """Spark's part: what only Spark can evaluate of this epoch's rows; now and then, merging what queries keep."""
-    account, sources, rows = epoch.account, epoch.driver.services.sources, epoch.driver.now.rows
+    services, account, rows = epoch.driver.services, epoch.account, epoch.driver.now.rows
+    for skipped in [record.query for record in services.parking.records if record.asked == SKIP]:
+        # It goes on with this epoch.
+        services.parking.caught_up(skipped)
     for query in epoch.plan.queries:
-        kept = sources.source(query.name)
-        if kept is not None:
-            residual, source = kept
-            account.results += sources.merged(rows, residual, source)
-        elif query.select or query.where:
-            candidates = [file for file in account.results if file.query == query.name]
-            others = [file for file in account.results if file.query != query.name]
-            finished = rows.finished(query, candidates, {file.path for file in others})
-            account.results = others + finished
-            account.rows_out[query.name] = sum(file.rows for file in finished)
-        else:
+        kept = services.sources.source(query.name)
+        if kept is None and not (query.select or query.where):
             continue
+        id = query.name if kept is None else query.name.partition(".")[0]
+        record = services.parking.of(id)
+        try:
+            if record is not None and not record.asked:
+                _leave_raw(epoch, query)
+            elif kept is not None:
+                account.results += services.sources.merged(rows, *kept)
+            else:
+                _finish(epoch, query)
+        except Exception as error:
+            before = services.sources.live.marks_ms if id in _ran(epoch) else None
+            services.parking.take(id, epoch.number, error, services.queries, before)
+            _leave_raw(epoch, query)
         reached("finish", epoch.number)
+
+
+def _finish(epoch: Epoch, query: QueryPlan) -> None:
+    """Spark's part of a query: of this epoch's rows, and of those that waited while it was parked."""
+    account, rows = epoch.account, epoch.driver.now.rows
+    waited: dict[int, list[ResultFile]] = {}
+    for file in epoch.driver.services.sources.live.files.get(query.name, ()):
+        if file.raw:
+            # The first epoch that it missed is the last one committed, as long as no other is.
+            waited.setdefault(epoch.driver.now.live.epoch if file.held is None else file.held, []).append(file)
+    missed = {held: rows.finished(query, files, {f.path for f in files}) for held, files in waited.items()}
+    candidates = [file for file in account.results if file.query == query.name]
+    others = [file for file in account.results if file.query != query.name]
+    finished = rows.finished(query, candidates, {file.path for file in others})
+    keeps = epoch.driver.services.sinks[query.name].keeps_rows
+    for held, files in missed.items():
+        account.merged_results += [replace(f, passing=False, held=None if keeps else held) for f in files]
+    account.replaced += [(query.name, file.path) for files in waited.values() for file in files]
+    account.results = others + finished
+    account.rows_out[query.name] = sum(file.rows for file in finished)
+
+
+def _leave_raw(epoch: Epoch, query: QueryPlan) -> None:
+    """Joined rows wait for Spark's part, unless they are a source of an answer: that reads them as they are."""
+    if epoch.driver.services.sources.source(query.name) is None:
+        results = epoch.account.results
+        results[:] = [replace(file, raw=True) if file.query == query.name else file for file in results]
+
+
+def _ran(epoch: Epoch) -> set[str]:
+    """Queries that earlier epochs have answers of."""
+    begin = epoch.driver.now.catalog.begins(epoch.number)
+    return {q.name.partition(".")[0] for q in epoch.plan.queries if q.name not in begin}

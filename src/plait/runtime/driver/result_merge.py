@@ -56,9 +56,10 @@ def merge_results(epoch: Epoch) -> None:
     services, rows, account = epoch.driver.services, epoch.driver.now.rows, epoch.account
     for file in (file for files in services.sources.live.files.values() for file in files):
         # The sink is another one since the last epoch, and this one keeps rows: so it does from there on.
-        if file.passing and file.query in services.sinks and services.sinks[file.query].keeps_rows:
+        if file.passing and not file.raw and file.query in services.sinks and services.sinks[file.query].keeps_rows:
             account.merged_results.append(replace(file, passing=False))
             account.replaced.append((file.query, file.path))
+    _settle_missed(epoch)
     mergeable = _mergeable(epoch, {file.query for file in account.results if file.whole})
     sharing: dict[str, list[ResultFile]] = {}
     for file in (file for files in mergeable.values() for file in files):
@@ -85,6 +86,28 @@ def merge_results(epoch: Epoch) -> None:
             reached("results.merge", epoch.number)
 
 
+def _settle_missed(epoch: Epoch) -> None:
+    """Rows that parked queries are owed stay in force; those that nobody waits for any more go, with this commit."""
+    services, account, last = epoch.driver.services, epoch.account, epoch.driver.now.live.epoch
+    parking, settled, live = services.parking, set(account.replaced), services.sources.live.files
+    for query, sink in services.sinks.items():
+        files = [file for file in live.get(query, ()) if (query, file.path) not in settled]
+        is_parked, keeps = parking.of(query) is not None, sink.keeps_rows
+        owed = [file for file in files if file.held is not None or (file.passing and is_parked)]
+        if not owed and (keeps or not is_parked):
+            continue
+        stay = is_parked and parking.bound(query, epoch.number, owed)
+        for file in owed:
+            if stay and file.held is not None:
+                continue
+            account.replaced.append((query, file.path))
+            if stay:
+                account.merged_results.append(replace(file, passing=False, held=last))
+            elif keeps and not file.raw:
+                # The sink is another one since it was parked, and this one keeps rows.
+                account.merged_results.append(replace(file, passing=False, held=None))
+
+
 def _mergeable(epoch: Epoch, whole: set[str]) -> dict[str, list[ResultFile]]:
     """By query the files in force that may be merged."""
     found = {}
@@ -100,7 +123,8 @@ def _mergeable(epoch: Epoch, whole: set[str]) -> dict[str, list[ResultFile]]:
 
 
 def _small(file: ResultFile) -> bool:
-    return file.bytes < FULL_BYTES and not (file.passing or file.whole or file.grouped)
+    other = file.passing or file.whole or file.grouped or file.raw or file.held is not None
+    return file.bytes < FULL_BYTES and not other
 
 
 def choose(files: Sequence[ResultFile]) -> list[ResultFile]:

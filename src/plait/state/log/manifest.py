@@ -69,6 +69,10 @@ class ResultFile:
     """Whether it is there for a sink only, until the next epoch is committed.  Format 3 did not say: None."""
     bit: int | None = None
     """The query's rows are those with this bit in the file's own sets (`runtime/task/file_sets.py`); None: all rows."""
+    held: int | None = None
+    """The epoch whose rows these are, of a parked query that has missed it; None: nobody waits for them."""
+    raw: bool = False
+    """Spark's part of the query failed, and is still to be done: these are joined rows."""
 
     @property
     def weight(self) -> int:

@@ -27,7 +27,7 @@ MOST_BYTES = 1 << 20
 """Of a request: SQL texts are much smaller."""
 MOST_KEPT_SECONDS = 3600.0
 """How long an answered request stays for its sender to read the answer."""
-OPERATIONS = ("add", "drop", "replace")
+OPERATIONS = ("add", "drop", "replace", "resume")
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -43,6 +43,8 @@ class Request:
     output_mode: str | None = None
     sink: Mapping[str, Any] | None = None
     """Kind and options; None keeps the rows in the checkpoint."""
+    skip: bool = False
+    """Of `resume`: without what the query missed."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def to_json(self) -> bytes:
@@ -130,7 +132,7 @@ def _read(files: Files, id: str) -> Request | Answer:
     except (ValueError, TypeError, RecursionError) as error:
         return refused(f"cannot be read: {error}")
     texts = (request.operation, request.name, request.sql, request.since or "", request.output_mode or "")
-    if request.id != id or not all(isinstance(text, str) for text in texts):
+    if request.id != id or not all(isinstance(text, str) for text in texts) or request.skip not in (False, True):
         return refused("does not say what it asks for")
     if request.operation not in OPERATIONS:
         return refused(f"asks for {request.operation!r}, which is none of {', '.join(OPERATIONS)}")
