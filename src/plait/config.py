@@ -70,8 +70,8 @@ class Config:
     """How much cheaper an order must be expected to be, to replace the one in force: below it orders would flap."""
 
     sharing: str = "naive"
-    """What several queries have in common.  `independent`: nothing; each has stores, probe trees and result files of its
-    own.  `naive`: probe orders are chosen for each join structure by itself, and queries share stores and what their
+    """What several queries have in common.  `independent`: nothing; each has stores, trees and result files of its own.
+    `naive`: probe orders are chosen for each join structure by itself, and queries share stores and what their
     orders have in common.  `ilp`: orders are chosen together, so that they have more in common (paper 001)."""
 
     sharing_seconds: float = 0.5
