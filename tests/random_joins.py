@@ -514,7 +514,9 @@ def run_case(
     ranks = list(case.relations)
     choose.shuffle(ranks)
     orders = orders_for(case.graphs, choose)
-    plan = build_plan(case.graphs, case.relations, orders, tuple(ranks))
+    # Every third case as with sharing="independent".
+    apart = case.seed % 3 == 0
+    plan = build_plan(case.graphs, case.relations, orders, tuple(ranks), apart=apart)
     clock = Clock()
     totals: dict[str, Bag] = {name: Counter() for name in case.queries}
     model = Model(case)
@@ -550,7 +552,7 @@ def run_case(
                 if not steady and number and choose.random() < replan:
                     choose.shuffle(ranks)
                     orders = orders_for(case.graphs, choose)
-                    plan = build_plan(case.graphs, case.relations, orders, tuple(ranks))
+                    plan = build_plan(case.graphs, case.relations, orders, tuple(ranks), apart=apart)
                 engine.change(
                     change(plan) if planner is None else None,
                     tasks=choose.randint(1, most_tasks),

@@ -61,7 +61,7 @@ class Admitted:
         return {name: graph for name, graph in self.graphs.items() if name in live}
 
 
-def admitted(before: Catalog, asked: Asked, live: LiveState, policy: str = "min") -> Admitted:
+def admitted(before: Catalog, asked: Asked, live: LiveState, policy: str = "min", sharing: str = "naive") -> Admitted:
     """What the next epoch runs with; the same version if nothing changes."""
     epoch = live.epoch + 1
     catalog = changed(
@@ -74,10 +74,12 @@ def admitted(before: Catalog, asked: Asked, live: LiveState, policy: str = "min"
         epoch=epoch,
         on_missing=asked.on_missing,
     )
-    return _allocated(before, catalog, asked, live, policy)
+    return _allocated(before, catalog, asked, live, policy, apart=sharing == "independent")
 
 
-def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState, policy: str) -> Admitted:
+def _allocated(
+    before: Catalog, catalog: Catalog, asked: Asked, live: LiveState, policy: str, *, apart: bool
+) -> Admitted:
     """Stores for all queries of a catalog; those that wait for nothing any more become live."""
     epoch = live.epoch + 1
     graphs: dict[str, JoinGraph] = {}
@@ -103,7 +105,9 @@ def _allocated(before: Catalog, catalog: Catalog, asked: Asked, live: LiveState,
         version=before.version + 1,
         history=history(live),
         tables=asked.tables,
-        keeps=keeps_of(catalog.layout, [join for join, w in wanted.items() if w.live]),
+        # Intermediate results are for all that can use them: who shares nothing keeps none.
+        keeps=() if apart else keeps_of(catalog.layout, [join for join, w in wanted.items() if w.live]),
+        apart=apart,
     )
     for entry in catalog.queries.values():
         waits = any(join in allocation.waiting for join in entry.joins)

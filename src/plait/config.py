@@ -37,7 +37,7 @@ DRIVER_POLICIES = (
 )
 COST_MODELS = ("engine", "recursive")
 COST_VARIANTS = ("full", "query_cost_only", "match_cost_only", "no_smoothing")
-SHARING = ("naive", "ilp")
+SHARING = ("independent", "naive", "ilp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,9 @@ class Config:
     """How much cheaper an order must be expected to be, to replace the one in force: below it orders would flap."""
 
     sharing: str = "naive"
-    """How probe orders of several queries are chosen.  `naive`: each join structure by itself; queries share what their
-    orders have in common.  `ilp`: all together, so that they have more in common (paper 001)."""
+    """What several queries have in common.  `independent`: nothing; each has stores, trees and result files of its own.
+    `naive`: probe orders are chosen for each join structure by itself, and queries share stores and what their
+    orders have in common.  `ilp`: orders are chosen together, so that they have more in common (paper 001)."""
 
     sharing_seconds: float = 0.5
     """What choosing orders together may take each time; the best that is found by then is used."""

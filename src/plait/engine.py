@@ -283,7 +283,7 @@ class Engine:
         self._live = self.checkpoint.log.live()
         if self._live.legacy or (self._catalog.version < 0 and self.checkpoint.catalog() is not None):
             self._upgrade(asked)
-        now = admitted(self._catalog, asked, self._live, watermark_policy(self.spark))
+        now = admitted(self._catalog, asked, self._live, watermark_policy(self.spark), self.config.sharing)
         if self._catalog.version < 0 and not can_change_streams(self.checkpoint, self.spark):
             positions = tuple(
                 sorted(name for name in self._registered.relations if name not in self._registered.tables)

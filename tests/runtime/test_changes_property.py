@@ -93,7 +93,7 @@ class Changing:
             asked = Asked(
                 self.relations, frozenset(), {n: self._definition(before, n, *q) for n, q in queries.items()}, dropped
             )
-            now = admitted(before, asked, live)
+            now = admitted(before, asked, live, sharing=settings.sharing)
             admission = Admission(opened, settings, asked, now)
             admission.put(before)
             planner = admission.begin(live, None)
@@ -354,6 +354,8 @@ def _change(
         "snapshot_every": choose.choice((1, 2, 16)),
         "compress_above": choose.choice((None, "0")),
         "merge_share": choose.choice((0.01, 0.9)),
+        # Stores of one setting are there when the next one begins.
+        "sharing": choose.choice(("naive", "independent")),
     }
     catalog = changing.restart(wanted, frozenset(living), **config)
     for name, entry in catalog.queries.items():

@@ -59,7 +59,8 @@ def test_oracle_a_planner_that_changes_its_mind_after_every_epoch() -> None:
         st.sampled_from((1, 4, 60)),
     )
     def check(case: Case, orderer: str, policy: str, model: str, variant: str, periods: int) -> None:
-        settings = {"cost_model": model, "cost_variant": variant, "history_periods": periods}
+        sharing = ("naive", "independent")[case.seed % 2]
+        settings = {"cost_model": model, "cost_variant": variant, "history_periods": periods, "sharing": sharing}
         reports = check_case(case, planner=planned(orderer=orderer, driver_policy=policy, **settings))
         for before, after in pairwise(reports):
             changes["orders"] += before["orders"] != after["orders"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ class Wired:
             found = catalogs.newest(checkpoint.files)
             before = Catalog() if found is None else Catalog.from_json(found)
             live = checkpoint.log.live()
-            admission = Admission(checkpoint, self.config, self.asked, admitted(before, self.asked, live, "min"))
+            admission = Admission(
+                checkpoint, self.config, self.asked, admitted(before, self.asked, live, "min", self.config.sharing)
+            )
             planner = admission.begin(live, checkpoint.statistics())
             admission.put(before)
         self.engine = LocalEngine(
@@ -160,6 +163,7 @@ def test_oracle_whatever_is_kept_after_any_epoch(
             model.prepare(oracle)
             for number, new in enumerate(case.arrivals):
                 if number and choose.random() < 0.3:
+                    wired.config = replace(wired.config, sharing=choose.choice(("ilp", "ilp", "naive", "independent")))
                     wired.again()
                 wired.clock.advance(case.clocks[number])
                 added = wired.engine.run(new)

@@ -286,3 +286,41 @@ def test_any_number_of_changes_leaves_the_floors_of_those_who_live() -> None:
         assert all(len(store.eras) <= MOST_ERAS for store in layout.stores)
         graphs[f"q{version}"] = filtered(base, "a", f"k > {version}")
     assert floors["p"] == {"a": 0, "b": 0}
+
+
+def test_independent_queries_have_nothing_in_common() -> None:
+    graph, narrow = joined("a.k = b.k", "b.m = c.m"), joined("a.k = b.k")
+    graphs = {"p": graph, "q": graph, "n": narrow}
+    plan = build_plan(graphs, streams("abc"), {n: fixed(g) for n, g in graphs.items()}, tuple("abc"), apart=True)
+    of = {q.name: {store for _, _, store in q.stores} for q in plan.queries}
+    assert not of["p"] & of["q"]
+    assert not of["p"] & of["n"]
+    assert {store.owner for store in plan.stores} == {"p", "q", "n"}
+    assert all(len(tree.members) == 1 for tree in plan.trees)
+    stores = {store.id: store for store in plan.stores}
+    assert {c.name for s in of["n"] for c in stores[s].columns if stores[s].relation == "b"} < {
+        c.name for s in of["p"] for c in stores[s].columns if stores[s].relation == "b"
+    }
+
+
+def test_live_queries_keep_their_stores_when_sharing_changes_and_new_ones_get_their_own() -> None:
+    chain, relations = joined("a.k = b.k", "b.m = c.m"), streams("abc")
+    first = allocate(Layout(), wanted(p=chain), relations)
+    going = Wanted(chain, "p", first.floors["p"], live=True, stores=frozenset(first.stores.values()))
+    apart = allocate(first.layout, {"p": going, "q": Wanted(chain, "q")}, relations, epoch=9, version=1, apart=True)
+    mine = {store for (join, _, _), store in apart.stores.items() if join == "p"}
+    new = {store for (join, _, _), store in apart.stores.items() if join == "q"}
+    assert mine == set(first.stores.values())
+    assert not new & mine
+    # Only b's stores have the columns of their keys, by which a copy is made; of the others the past cannot be copied.
+    assert apart.floors["q"] == {"a": 9, "b": 0, "c": 9}
+    assert {build.store for build in apart.layout.builds} == {store for store in new if store.startswith("b[")}
+    assert apart.waiting == {"q"}
+    lives = {
+        n: Wanted(chain, n, apart.floors[n], live=True, stores=frozenset(of)) for n, of in (("p", mine), ("q", new))
+    }
+    back = allocate(
+        replace(apart.layout, builds=()), {**lives, "r": Wanted(chain, "r")}, relations, epoch=20, version=2
+    )
+    assert {store for (join, _, _), store in back.stores.items() if join == "r"} == mine
+    assert {store for (join, _, _), store in back.stores.items() if join == "q"} == new

@@ -238,6 +238,8 @@ class Store:
     mixed: bool = False
     """Whether it has, or had, rows that were let in by other filters than those of today."""
     mir: Mir | None = None
+    owner: str = ""
+    """The only query that may use it, with `sharing="independent"`; empty: any."""
 
     def filters(self, inputs: Mapping[str, Input]) -> tuple[Filter, ...]:
         """What lets rows in, given the inputs by relation."""
@@ -265,6 +267,10 @@ class IngestEdge:
     store: str | None
     ttl_us: int | None = None
     """The TTL that the store was made with: `Store.ttl_us`."""
+    columns: tuple[str, ...] | None = None
+    """Those that travel to a store of one query alone; None: all that leave the source."""
+    filters: tuple[int, ...] | None = None
+    """Rows that pass one of these travel to a store of one query alone; None: all that leave the source."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ so plans may change, and never change an answer.  A store holds every column tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plait.query.graph import JoinGraph
 from plait.query.layout import Layout, StoreHistory
@@ -60,6 +60,8 @@ class Allocation:
     """By join: what its watermark is made of."""
     waiting: frozenset[str] = frozenset()
     """Joins that wait for a build."""
+    owners: Mapping[str, str] = field(default_factory=dict)
+    """By join its query, where no query shares anything with another; empty where they share."""
 
 
 def allocate(
@@ -72,12 +74,15 @@ def allocate(
     history: Mapping[str, StoreHistory] | None = None,
     tables: frozenset[str] = frozenset(),
     keeps: Sequence[Keep] = (),
+    apart: bool = False,
 ) -> Allocation:
     """The layout from epoch `epoch` on; inputs are in the order of registration.
 
     `keeps` are the intermediate results that it is to have, for those of their uses that do not wait for a build.
+    With `apart`, every query has stores of its own (`sharing="independent"`); those that live keep what they have.
     """
     graphs = {name: w.graph for name, w in wanted.items()}
+    owners = {name: w.query for name, w in wanted.items()} if apart else {}
     relations = with_ttls(graphs, relations)
     begun = {
         name: max((floor for a, floor in w.floors.items() if w.graph.alias(a).relation not in tables), default=0)
@@ -96,7 +101,9 @@ def allocate(
         for a in graph.aliases
     }
     needs = {
-        name: needs_of(name, w.graph, relations, filters, marks[name], live=w.live, mine=w.stores)
+        name: needs_of(
+            name, w.graph, relations, filters, marks[name], live=w.live, mine=w.stores, owner=owners.get(name, "")
+        )
         for name, w in wanted.items()
     }
     floors = _floors(found, wanted, needs)
@@ -129,6 +136,7 @@ def allocate(
         filters=by_alias,
         marks=marks,
         waiting=waiting,
+        owners=owners,
     )
 
 

@@ -31,6 +31,8 @@ class Draft:
     before: Store | None
     source: Store | None = None
     """The store that it is to be filled from."""
+    owner: str = ""
+    """The only query that uses it; empty: any."""
     needs: list[Need] = field(default_factory=list)
     floors: set[int] = field(default_factory=set)
 
@@ -59,7 +61,7 @@ class Stores:
         while floor != before:
             before = floor
             for need in needs:
-                here = [self.usable(store, need, floor) for store in mine if store.key == need.key]
+                here = [self.usable(store, need, floor) for store in mine if _may_use(store, need)]
                 built = [self.usable(store, need, floor, need.key) for store in mine if not self._is_building(store)]
                 floor = min([*here, *built], default=self.epoch)
         return floor
@@ -124,7 +126,8 @@ class Stores:
         loads = lacking and relation in self.tables and not needs[0].live
         for need, here, built in zip(needs, fit, sources, strict=True):
             if here and not loads:
-                draft = self.drafts.setdefault(here[0].id, Draft(here[0].id, relation, need.key, here[0]))
+                old = here[0]
+                draft = self.drafts.setdefault(old.id, Draft(old.id, relation, need.key, old, owner=old.owner))
             else:
                 draft = self._new(need, relation, floor, () if loads else built)
             draft.needs.append(need)
@@ -134,7 +137,7 @@ class Stores:
     def _fit(self, need: Need, floor: int, waits: bool) -> list[Store]:
         """The stores that are there and serve a need, the best first."""
         relation = self.relation_of[need.join, need.alias]
-        there = [s for s in self.before.stores if s.relation == relation and s.key == need.key]
+        there = [s for s in self.before.stores if s.relation == relation and _may_use(s, need)]
         # The newest that is complete, so that older ones fall out of use; of a table the one whose rows were seen.
         table = relation in self.tables
         there.sort(key=lambda s: (table and s.id in need.mine, s.since, -s.first), reverse=True)
@@ -162,15 +165,16 @@ class Stores:
 
         Needs share one only if it is filled alike for both: otherwise one would wait for, or miss, a past.
         """
-        name = store_id(relation, need.key)
+        name = store_id(relation, need.key) + (f" of {need.owner}" if need.owner else "")
         assert sources or floor >= self.epoch or relation in self.tables, f"{name} has no past from {floor} on"
-        new = [d for d in self.drafts.values() if d.before is None and (d.relation, d.key) == (relation, need.key)]
+        same = relation, need.key, need.owner
+        new = [d for d in self.drafts.values() if d.before is None and (d.relation, d.key, d.owner) == same]
         for draft in new:
             if draft.source in sources if draft.source is not None else not sources:
                 return draft
         id = (name if not self.version else f"{name}@{self.version}") + (f".{len(new)}" if new else "")
         source = min(sources, key=lambda s: (len(s.columns), s.id), default=None)
-        return self.drafts.setdefault(id, Draft(id, relation, need.key, None, source))
+        return self.drafts.setdefault(id, Draft(id, relation, need.key, None, source, owner=need.owner))
 
     def raw(self, relation: Relation, filters: tuple[Filter, ...]) -> None:
         """The store of all rows of a stream, as they are."""
@@ -184,6 +188,14 @@ class Stores:
         draft = self.drafts.setdefault(found.id if found else new, Draft(new, relation.name, NO_KEY, found))
         draft.id = found.id if found else new
         draft.needs.append(need)
+
+
+def _may_use(store: Store, need: Need) -> bool:
+    """Whether a store is by the key of a need, and its query's own, or shared as its query is.
+
+    Who lives goes on with the stores it has, whatever `sharing` is from now on.
+    """
+    return store.key == need.key and (store.owner == need.owner or store.id in need.mine)
 
 
 def _outlives(kept: Iterable[Reach], needed: Reach) -> bool:

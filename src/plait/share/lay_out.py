@@ -59,7 +59,7 @@ def lay_out(
         source = found.drafts.get(build.source)
         if source is None:
             old = before.store_by_id[build.source]
-            source = found.drafts.setdefault(old.id, Draft(old.id, old.relation, old.key, old))
+            source = found.drafts.setdefault(old.id, Draft(old.id, old.relation, old.key, old, owner=old.owner))
         source.floors |= {build.before, *found.drafts[build.store].floors}
     made = [_store(draft, found, relations[draft.relation], reads, builds) for draft in found.drafts.values()]
     stores = tuple(sorted(made, key=lambda s: (s.relation, s.id)))
@@ -108,8 +108,12 @@ def _store(
     builds: Iterable[Build],
 ) -> Store:
     filters = reads.filters[relation.name]
+    admitted = tuple(f.id for f in filters)
     if draft.key == NO_KEY:
         names = {name for name, _ in relation.columns}
+    elif draft.needs and draft.owner:
+        names = {column for need in draft.needs for column in need.columns}
+        admitted = tuple(id for id in admitted if id in {need.filter.id for need in draft.needs})
     elif draft.needs:
         names = set(reads.needed[relation.name])
     else:
@@ -127,7 +131,7 @@ def _store(
     era = Era(
         since=found.epoch,
         columns=tuple(sorted(names)),
-        filters=tuple(f.id for f in filters),
+        filters=admitted,
         required=reads.required.get(relation.name, ()),
         reach=reach,
     )
@@ -155,6 +159,7 @@ def _store(
         lowest=_lowest(draft, builds),
         first=first,
         mixed=source is not None and (source.mixed or _filter_ids(found.before, relation.name) != set(era.filters)),
+        owner=draft.owner,
     )
 
 
@@ -208,6 +213,14 @@ def _column(relation: Relation, columns: Mapping[str, ColumnDef], before: Store 
     return old or ColumnDef(name, "`" + name.replace("`", "``") + "`", relation.type_of(name))
 
 
+def _edge(store: Store, id: int) -> IngestEdge:
+    """To a store of one query alone nothing travels that the others need."""
+    if not store.owner:
+        return IngestEdge(id, store.key, store.id, store.ttl_us)
+    columns = tuple(column.name for column in store.columns)
+    return IngestEdge(id, store.key, store.id, store.ttl_us, columns, store.eras[-1].filters)
+
+
 def _input(
     relation: Relation,
     found: Stores,
@@ -225,7 +238,7 @@ def _input(
     before = found.before.input_by_relation.get(relation.name)
     old = before.edges if before is not None else ()
     known = {edge.store: edge.id for edge in old}
-    made = [IngestEdge(known[s.id] if s.id in known else next(number), s.key, s.id, s.ttl_us) for s in mine]
+    made = [_edge(s, known[s.id] if s.id in known else next(number)) for s in mine]
     if relation.name in scanned:
         made.append(IngestEdge(known[None] if None in known else next(number), NO_KEY, None))
     travelling = sorted({c.name for s in mine for c in s.columns} | reads.needed.get(relation.name, set()))

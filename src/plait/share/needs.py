@@ -32,6 +32,8 @@ class Need:
     """Whether its query is being run, and cannot wait for a build."""
     mine: frozenset[str] = frozenset()
     """Stores that its query has used since its admission."""
+    owner: str = ""
+    """Its query, if that shares no store with others."""
 
 
 def needs_of(
@@ -43,6 +45,7 @@ def needs_of(
     *,
     live: bool = False,
     mine: frozenset[str] = frozenset(),
+    owner: str = "",
 ) -> list[Need]:
     """What the aliases of a join need, key by key."""
     columns: dict[str, set[str]] = {a.name: set() for a in graph.aliases}
@@ -67,6 +70,7 @@ def needs_of(
                     reach=reach,
                     live=live,
                     mine=mine,
+                    owner=owner,
                 )
             )
     return found

@@ -52,11 +52,11 @@ class Planner:
         `looks` are of queries whose first epoch is the next one, and which begin with what is there; `fills` are MIRs
         that the next epoch fills with the past.
         """
-        self.catalog = Running(graphs, relations)
         self.config = config
         if allocation is None:
             wanted = {name: Wanted(graph, name) for name, graph in graphs.items()}
-            allocation = allocate(Layout(), wanted, relations)
+            allocation = allocate(Layout(), wanted, relations, apart=config.sharing == "independent")
+        self.catalog = Running(graphs, relations, allocation.owners)
         orders = orders or {name: fixed(graph) for name, graph in graphs.items()}
         if config.orderer != "fixed":
             orders = self.catalog.followed(orders)

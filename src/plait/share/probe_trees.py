@@ -119,6 +119,8 @@ class _Root:
     relation: str
     edge: int
     replays: Replay | None = None
+    owner: str = ""
+    """The query whose tree it is; empty: of all."""
 
 
 @dataclass
@@ -155,10 +157,11 @@ def build_plan(
     orders: Mapping[str, Orders],
     ranks: tuple[str, ...],
     keeps: Sequence[Keep] = (),
+    apart: bool = False,
 ) -> Plan:
     """The plan that runs all queries together on a new checkpoint, under these probe orders and ranks."""
     wanted = {name: Wanted(graph, name) for name, graph in graphs.items()}
-    return plan_on(allocate(Layout(), wanted, relations, keeps=keeps), graphs, orders, ranks)
+    return plan_on(allocate(Layout(), wanted, relations, keeps=keeps, apart=apart), graphs, orders, ranks)
 
 
 def plan_on(
@@ -204,7 +207,7 @@ def plan_on(
     # Trees in ascending rank: the lowest sees only earlier epochs.
     first = sorted(forest.roots, key=lambda root: ranks.index(root.relation))
     trees = tuple(_frozen_tree(root, forest.roots[root], ids) for root in first)
-    groups = groups_of(graphs)
+    groups = groups_of(graphs, base.owners)
     filters = _filters_of_groups(base, graphs, groups)
     queries = tuple(
         _query_plan(name, graph, orders[name], {d: paths[name, d] for d in orders[name]}, base, filters)
@@ -225,14 +228,17 @@ class _Forest:
 
     def tree(self, at: Place, driver: str, walk: Walk) -> _Tree:
         """Where the new tuples of a driver begin."""
-        root = _Root(at.graph.alias(driver).relation, at.edge(driver, walk.start))
+        root = _Root(at.graph.alias(driver).relation, at.edge(driver, walk.start), owner=self._owner(at))
         return self.roots.setdefault(root, _Tree())
 
     def resting(self, at: Place, look: FirstLook, walk: Walk) -> tuple[Judgement, _Tree]:
         """Where rows at rest begin, and which of them a query sees."""
         replays, begin = at.replay(look, walk.start)
-        root = _Root(at.graph.alias(look.alias).relation, -1, replays)
+        root = _Root(at.graph.alias(look.alias).relation, -1, replays, self._owner(at))
         return begin, self.roots.setdefault(root, _Tree())
+
+    def _owner(self, at: Place) -> str:
+        return self.base.owners.get(at.name, "")
 
     def feed(self, store: Store, fills: bool) -> list[Probed]:
         """The paths that complete rows of a MIR: of every filter, one per driving member.  Who may look it up."""

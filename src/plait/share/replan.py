@@ -60,6 +60,8 @@ class Running:
 
     graphs: Mapping[str, JoinGraph]
     relations: Mapping[str, Relation]
+    owners: Mapping[str, str] = field(default_factory=dict)
+    """As in `Allocation`."""
 
     @property
     def joins(self) -> dict[str, JoinGraph]:
@@ -69,7 +71,7 @@ class Running:
     @cached_property
     def groups(self) -> dict[str, Group]:
         """Joins of the same structure, by the one that leads."""
-        return groups_of(self.joins)
+        return groups_of(self.joins, self.owners)
 
     @property
     def leads(self) -> dict[str, JoinGraph]:

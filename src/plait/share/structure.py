@@ -63,12 +63,13 @@ class Group:
         return {called[driver]: tuple(called[alias] for alias in order) for driver, order in orders.items()}
 
 
-def groups_of(graphs: Mapping[str, JoinGraph]) -> dict[str, Group]:
-    """The groups of these queries, by their leads."""
-    found: dict[Structure, Group] = {}
-    leading: dict[Structure, tuple[str, ...]] = {}
+def groups_of(graphs: Mapping[str, JoinGraph], owners: Mapping[str, str] | None = None) -> dict[str, Group]:
+    """The groups of these queries, by their leads; only joins of one owner are in one group."""
+    found: dict[tuple[str, Structure], Group] = {}
+    leading: dict[tuple[str, Structure], tuple[str, ...]] = {}
     for name, graph in graphs.items():
-        structure, aliases = structure_of(graph)
+        form, aliases = structure_of(graph)
+        structure = (owners or {}).get(name, ""), form
         lead = leading.setdefault(structure, aliases)
         mine = {name: dict(zip(lead, aliases, strict=True))}
         before = found.get(structure)

@@ -288,6 +288,15 @@ def _late_until(source: Input, parameters: EpochParameters) -> I64 | None:
     return np.array(limits, np.int64) if limits and max(limits) > _LEAST else None
 
 
+def _passing(table: pa.Table, source: Input, filters: Iterable[int]) -> Flags:
+    """Which rows have the bit of one of these filters."""
+    passes = np.zeros(table.num_rows, np.bool_)
+    words = [single(table.column(name)).to_numpy() for name in mask_columns(len(source.filters))]
+    for word, bit in (divmod(source.position(filter), MASK_BITS) for filter in filters):
+        passes |= words[word] >> bit & 1 == 1
+    return passes
+
+
 def spread(rows: int) -> U64:
     """Hashes at equal distances, from the least to the greatest."""
     return np.arange(rows, dtype=np.uint64) * np.uint64((2**64 - 1) // max(rows, 1))
@@ -295,13 +304,16 @@ def spread(rows: int) -> U64:
 
 def _bucket(table: pa.Table, source: Input, edge: IngestEdge, clock_us: int) -> pa.Table:
     """The rows that can be joined on this edge's key, sorted by its hash, with the columns that travel."""
+    if edge.filters is not None and source.masked:
+        table = table.filter(pa.array(_passing(table, source, edge.filters)))
     nulls = null_rows(table, edge.key) if edge.key.columns else None
     if nulls is not None:
         table = table.filter(pa.array(~nulls))
     # Rows that travel without a key are dealt out evenly.
     hashes = hash_key(table, edge.key) if edge.key.columns else spread(table.num_rows)
     order = np.argsort(hashes)
-    names = [*source.travelling, *(mask_columns(len(source.filters)) if source.masked else ())]
+    travelling = source.travelling if edge.columns is None else edge.columns
+    names = [*travelling, *(mask_columns(len(source.filters)) if source.masked else ())]
     arrays = [pa.array(hashes[order]), *take([single(table.column(name)) for name in names], order)]
     if edge.ttl_us is not None:
         kept = FOREVER if source.ttl_us is None else clock_us + source.ttl_us - edge.ttl_us
