@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +26,10 @@ from plait.explain import explain, explain_stages
 from plait.queries import Desk, QueryHandle, watermark_policy
 from plait.query.plan import Plan
 from plait.registry import Registry
-from plait.run import Run, Started, guarded
+from plait.run import Admits, Run, Started, guarded
 from plait.runtime.answers.answer import Answer, LiveResults, Sources
 from plait.runtime.answers.result_reader import ResultRows
-from plait.runtime.driver.deliver import catch_up
+from plait.runtime.driver.deliver import catch_up, claim
 from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
 from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.sinks import Keep, Sink
@@ -36,11 +37,21 @@ from plait.runtime.driver.source_log import can_change_streams, choose_sources
 from plait.runtime.driver.steady_clock import SteadyClock
 from plait.runtime.driver.stopping import Stopping
 from plait.runtime.driver.verified import forget_verified, verified_dir
+from plait.runtime.faults import reached
 from plait.runtime.spark.failures import translated
 from plait.runtime.spark.session import forget_origins
 from plait.runtime.task.bucketise import bucketised
 from plait.share.planner import Planner
-from plait.starting import deliver_to_old_sinks, loads, refuse_other_positions, triggered
+from plait.starting import (
+    deliver_to_old_sinks,
+    is_covered,
+    loads,
+    refuse_other_positions,
+    selected,
+    streamed,
+    triggered,
+    will_replay,
+)
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState, modernised
@@ -93,6 +104,8 @@ class Engine:
         """Blocks of `changes` that are open."""
         self._is_changed = False
         """Whether something has been registered or dropped since the last admission was asked for."""
+        self._asked_at: float | None = None
+        """When the first change was made that waits for its admission; None if none does."""
 
     def stream(
         self, name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None, keep: str = "used"
@@ -161,41 +174,47 @@ class Engine:
             self._changed()
 
     def _define(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
-        with self._lock:
-            self._refuse_if_closed("a query cannot be added")
-            before = self._registered.memento()
-            try:
-                self._registered.define(name, sql, output_mode, since, replaces)
-                if self._is_running:
-                    # What admission would refuse is told to the caller; the run goes on as it is.
-                    self._admit()
-            except BaseException:
-                self._registered.go_back(before)
-                raise
-            self._changed()
-            return QueryHandle(self, name)
+        while True:
+            with self._lock:
+                self._refuse_if_closed("a query cannot be added")
+                read = self._registered.reading(name, sql, output_mode, since, replaces)
+            # Without the lock: epochs begin meanwhile, and others have their queries read.
+            made = read()
+            with self._lock:
+                self._refuse_if_closed("a query cannot be added")
+                before = self._registered.memento()
+                if not self._registered.register(made, replaces):
+                    continue
+                try:
+                    if self._run is not None and self._is_running:
+                        # What admission would refuse is told to the caller; the run goes on as it is.
+                        self._proposed(self._in_force, self._run.live)
+                except BaseException:
+                    self._registered.go_back(before)
+                    raise
+                self._changed()
+                return QueryHandle(self, name)
 
     def _carry_out(self, request: Request) -> None:
         """What another process asks for (`plait add`, `drop`, `replace`), as if the program had done it."""
-        name, sink, before = request.name, request.sink, self._registered.memento()
-        with self._lock, self.changes():
+        name, sink = request.name, request.sink
+        with self.changes():
             if request.operation == "drop":
                 if name in self._registered.relations:
                     raise QueryError("NO_QUERY", f"{name!r} is a stream or table", "drop these in the program")
                 self.drop(name)
                 return
-            there = before.queries.get(name)
+            there = self._registered.queries.get(name)
             if there is not None and there.origin == REQUEST and there.sql == request.sql:
                 return
+            made = self._define(name, request.sql, request.output_mode, request.since, request.operation == "replace")
+            self._registered.queries[name].origin = REQUEST
             try:
-                made = self._define(
-                    name, request.sql, request.output_mode, request.since, request.operation == "replace"
-                )
-                self._registered.queries[name].origin = REQUEST
                 if sink is not None:
                     made.sink(sink["kind"], **sink.get("options", {}))
             except PlaitError:
-                self._registered.go_back(before)
+                with self._lock:
+                    self._registered.take_back(name, there)
                 raise
 
     def _restore(self) -> None:
@@ -249,17 +268,21 @@ class Engine:
         """What the next epoch would run with."""
         self._restore()
         self._catalog = self._in_force
-        asked = self._registered.asked(self.config.on_missing_query)
         self._live = self.checkpoint.log.live()
         if self._live.legacy or (self._catalog.version < 0 and self.checkpoint.catalog() is not None):
-            self._upgrade(asked)
-        now = admitted(self._catalog, asked, self._live, watermark_policy(self.spark))
-        if self._catalog.version < 0 and not can_change_streams(self.checkpoint, self.spark):
+            self._upgrade(self._registered.asked(self.config.on_missing_query))
+        return self._proposed(self._catalog, self._live)
+
+    def _proposed(self, before: Catalog, live: LiveState, planner: Planner | None = None) -> Admission:
+        """What is registered, on top of a catalog and what is committed; `planner` has run the epochs until then."""
+        asked = self._registered.asked(self.config.on_missing_query)
+        now = admitted(before, asked, live, watermark_policy(self.spark))
+        if before.version < 0 and not can_change_streams(self.checkpoint, self.spark):
             positions = tuple(
                 sorted(name for name in self._registered.relations if name not in self._registered.tables)
             )
             now = Admitted(replace(now.catalog, positions=positions), now.allocation, now.graphs)
-        return Admission(self.checkpoint, self.config, asked, now, watermark_policy(self.spark))
+        return Admission(self.checkpoint, self.config, asked, now, watermark_policy(self.spark), planner)
 
     def _upgrade(self, asked: Asked) -> None:
         """A checkpoint of format 3: what it says is said again in today's terms, and committed with the next epoch."""
@@ -286,14 +309,15 @@ class Engine:
         self._restore()
         if not self._registered.queries:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
-        self._run = Run(partial(self._begin, available_now, every))
+        self._run = Run(partial(self._begin, available_now, every), self._admit_in_place)
         attendant.answer()
         attendant.start()
         return self._run
 
-    def _begin(self, available_now: bool, every: str | None, before: Driver | None) -> Started:
+    def _begin(self, available_now: bool, every: str | None, before: Started | None) -> Started:
         """Admits what is registered, and starts Spark's streaming query; `before` ran the epochs until now."""
         with self._lock:
+            begun, asked_at = time.monotonic(), self._asked_at
             admission = self._admit()
             last = None if before is None or self._running is None else self._running.planner
             learnt = self.checkpoint.statistics() if last is None else last.knowledge()
@@ -301,16 +325,17 @@ class Engine:
             self._admission = admission
             feedback = Feedback(planner, progress=deque(maxlen=self.config.history))
             if before is not None:
-                feedback = replace(before.feedback, planner=planner)
+                feedback = replace(before.driver.feedback, planner=planner)
             driver = Driver(self._services(admission), self._first(admission, planner), feedback)
-            layout, positions = admission.now.allocation.layout, admission.now.catalog.positions
-            refuse_other_positions(self.checkpoint, self.spark, positions, layout, self._registered.frames)
-            inputs = sorted(layout.inputs, key=lambda i: i.relation)
-            # Where Spark's checkpoint knows sources by position, it must not depend on the order of registration.
-            streams = [i for i in inputs if not i.table and (positions is None or i.relation in positions)]
+            driver.replays = will_replay(self.checkpoint)
+            refuse_other_positions(self.checkpoint, self.spark, admission.now.catalog, self._registered.frames)
+            streams = streamed(admission.now.catalog)
+            selections = selected(streams, None if before is None else before.selections)
             frames = {i.relation: self._registered.frames[i.relation] for i in streams}
             sources = choose_sources(self.checkpoint, self.spark, frames)
-            buckets = reduce(DataFrame.union, [bucketised(sources.frames[i.relation], i) for i in streams])
+            buckets = reduce(
+                DataFrame.union, [bucketised(sources.frames[name], name, chosen) for name, chosen in selections.items()]
+            )
             spark_dir = self.checkpoint.spark_dir
             writer = (
                 buckets.writeStream.queryName(f"plait-{self.checkpoint.id[:8]}-{self.checkpoint.token}")
@@ -331,9 +356,66 @@ class Engine:
                 catch_up(driver)
                 sources.record(self.checkpoint)
                 with sources.starting(buckets.sparkSession):
-                    return Started(writer.start(), driver, stopping)
+                    started = Started(writer.start(), driver, stopping, selections)
             except (PySparkException, Py4JError) as error:
                 raise translated(error) from error
+            if before is not None:
+                self._count_change("restart", driver, asked_at, begun)
+            self._asked_at = None
+            return started
+
+    def _admit_in_place(self, now: Started) -> Admits:
+        """Admits what is registered within what Spark's streaming query selects; called between two epochs.
+
+        The next epoch runs with it.  Whoever dies on the way leaves the old version, or the new one: that is written
+        before anything else changes.
+        """
+        driver, begun = now.driver, time.monotonic()
+        with self._lock:
+            if self._asked_at is None or self._run is None:
+                return Admits.DONE
+            if self._holding or driver.replays:
+                return Admits.LATER
+            assert self._running is not None
+            last = self._running.planner
+            assert last is not None
+            before, live = self._in_force, driver.now.live
+            try:
+                admission = self._proposed(before, live, last)
+                catalog = admission.now.catalog
+                refuse_other_positions(self.checkpoint, self.spark, catalog, self._registered.frames)
+                if not is_covered(streamed(catalog), now.selections):
+                    return Admits.RESTART
+                planner = admission.begin(live, last.knowledge())
+                services = replace(
+                    driver.services,
+                    sinks=self._sinks(),
+                    changes=admission,
+                    sources=Sources(self._answers(), driver.services.sources.live),
+                    tables=loads(admission.now, self._registered.frames, live.epoch + 1),
+                )
+                claim(services, live.epoch >= 0, driver.services)
+            except (PlaitError, PySparkException, Py4JError):
+                # Whatever it is, a start tells it.
+                return Admits.RESTART
+            self.checkpoint.check_fence()
+            reached("admit.1", live.epoch + 1)
+            admission.put(before)
+            reached("admit.2", live.epoch + 1)
+            driver.services = services
+            driver.feedback.planner = planner
+            in_force = driver.now.with_plan(planner.plan)
+            driver.now = replace(in_force, catalog=admission.catalog_in_force, samples=planner.samples)
+            self._catalog, self._running = admission.now.catalog, admission
+            self._registered.admitted()
+            self._count_change("in_place", driver, self._asked_at, begun)
+            self._asked_at = None
+            return Admits.DONE
+
+    def _count_change(self, way: str, driver: Driver, asked_at: float | None, begun: float) -> None:
+        now = time.monotonic()
+        counted = driver.feedback.changes.after(way, now - (asked_at or begun), now - begun)
+        driver.feedback.changes = counted
 
     def _services(self, admission: Admission) -> Services:
         """What epochs are run by."""
@@ -384,6 +466,7 @@ class Engine:
         """Something was registered or dropped."""
         self._admission = None
         self._is_changed = True
+        self._asked_at = self._asked_at or time.monotonic()
         self._tell_the_run()
 
     def _tell_the_run(self) -> None:

@@ -90,9 +90,15 @@ class Registry:
         self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool
     ) -> RegisteredQuery:
         """One more query, read and checked; with `replaces` instead of the one under its name."""
-        other = same_name(name, self.queries)
-        if other is not None and not (replaces and other == name):
-            raise QueryError("DUPLICATE_QUERY", f"a query called {other!r} is registered already", _ANOTHER_NAME)
+        made = self.reading(name, sql, output_mode, since, replaces)()
+        assert self.register(made, replaces)
+        return made
+
+    def reading(
+        self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool
+    ) -> Callable[[], RegisteredQuery]:
+        """Refuses what cannot be; what it returns reads and checks the query, whatever is registered meanwhile."""
+        self._refuse_duplicate(name, replaces)
         if not (name.isascii() and name.isidentifier()):
             raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
         if since is not None and since not in SINCE:
@@ -101,14 +107,32 @@ class Registry:
         lives = catalog.queries.get(name)
         if lives is not None and not replaces and name not in self.dropped:
             refuse_another_text(lives, sql)
-        goes_on = lives is not None and name not in self.dropped and same_text(lives.sql, sql)
-        id = lives.id if lives is not None and goes_on else catalog.next_id(name)
-        world = World(self.spark, self.relations, frozenset(self.tables), self.frames, self.graphs)
-        made = self.queries[name] = read_definition(world, id, name, sql, output_mode, since)
+        world = World(self.spark, dict(self.relations), frozenset(self.tables), dict(self.frames), self.graphs)
+        return partial(read_definition, world, self._id(name, sql), name, sql, output_mode, since)
+
+    def register(self, made: RegisteredQuery, replaces: bool) -> bool:
+        """A query that was read is there; False if its id is none any more for it, and it must be read again."""
+        self._refuse_duplicate(made.name, replaces)
+        taken = {q.id for q in self.queries.values()} | {q.id for q in self.catalog().queries.values()}
+        if made.id != self._id(made.name, made.sql) and made.id in taken:
+            return False
+        self.queries[made.name] = made
         if made.answer is not None:
-            made.answer.complete_us = partial(self.complete_us, id)
-        self.dropped.discard(name)
-        return made
+            made.answer.complete_us = partial(self.complete_us, made.id)
+        self.dropped.discard(made.name)
+        return True
+
+    def _id(self, name: str, sql: str) -> str:
+        """Of a query with this text: its own if it lives, else a new one."""
+        catalog = self.catalog()
+        lives = catalog.queries.get(name)
+        goes_on = lives is not None and name not in self.dropped and same_text(lives.sql, sql)
+        return lives.id if lives is not None and goes_on else catalog.next_id(name)
+
+    def _refuse_duplicate(self, name: str, replaces: bool) -> None:
+        other = same_name(name, self.queries)
+        if other is not None and not (replaces and other == name):
+            raise QueryError("DUPLICATE_QUERY", f"a query called {other!r} is registered already", _ANOTHER_NAME)
 
     def drop(self, name: str) -> None:
         """Without what has this name, be it registered or not."""
@@ -167,6 +191,12 @@ class Registry:
         self.queries.update(to.queries)
         self.dropped.clear()
         self.dropped.update(to.dropped)
+
+    def take_back(self, name: str, there: RegisteredQuery | None) -> None:
+        """The query under this name is what it was before it was defined."""
+        self.queries.pop(name, None)
+        if there is not None:
+            self.queries[name] = there
 
     def _readers(self, relation: str) -> list[str]:
         return [

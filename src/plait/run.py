@@ -1,8 +1,9 @@
 """The engine at work: what a user holds while epochs are run.
 
-Queries may change meanwhile.  A change stops Spark's streaming query between two epochs, after a commit, and starts
-another one on the same checkpoint with what is registered by then: every epoch runs with one catalog.  All changes
-that have gathered are admitted at once.
+Queries may change meanwhile.  All changes that have gathered are admitted at once, between two epochs: by the thread
+that is about to run an epoch, or, while no epoch runs, by a thread that waits for changes.  Only one of them has
+`Services.working`, so every epoch runs with one catalog.  What goes beyond what Spark's streaming query selects of its
+streams stops that query between two epochs, after a commit, and starts another one on the same checkpoint.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -24,23 +26,41 @@ from plait.runtime.driver.driver import Driver
 from plait.runtime.driver.epoch import run_epoch
 from plait.runtime.driver.stopping import Stopping
 from plait.runtime.spark.failures import translated
+from plait.runtime.task.selections import Selection
+from plait.state.log.manifest import LiveState
+
+_RETRY_SECONDS = 0.02
+"""After how long a change is tried again that could not be admitted between two epochs."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """One of Spark's streaming queries, and what runs its epochs.  A run goes through several when queries change."""
+    """One of Spark's streaming queries, and what runs its epochs.  A run may go through several when queries change."""
 
     query: StreamingQuery
     driver: Driver
     stopping: Stopping
+    selections: Mapping[str, Selection]
+    """What it hands over, by stream."""
+
+
+class Admits(Enum):
+    """What came of an attempt to admit changes between two epochs."""
+
+    DONE = "nothing is left to be admitted"
+    LATER = "the time has not come"
+    RESTART = "Spark's streaming query must be another one"
 
 
 class Run:
     """The engine at work."""
 
-    def __init__(self, begin: Callable[[Driver | None], Started]) -> None:
-        """`begin` admits what the program has registered and starts Spark; it is given the driver before, if any."""
-        self._begin = begin
+    def __init__(self, begin: Callable[[Started | None], Started], admit: Callable[[Started], Admits]) -> None:
+        """`begin` admits what the program has registered and starts Spark; it is given what ran before, if anything.
+
+        `admit` admits without starting anew, if that can be; it is called between two epochs.
+        """
+        self._begin, self._admit = begin, admit
         self._now = self._started(None)
         self._switching = threading.Lock()
         """Held while one streaming query is stopped and the next one started."""
@@ -49,9 +69,10 @@ class Run:
         self._failed: PlaitError | None = None
         self._conductor: threading.Thread | None = None
 
-    def _started(self, before: Driver | None) -> Started:
+    def _started(self, before: Started | None) -> Started:
         now = self._begin(before)
         now.stopping.active = lambda: bool(now.query.isActive)
+        now.stopping.admit = lambda: self._admit(now)
         now.driver.services.behind.failed = self._answers_failed
         return now
 
@@ -61,6 +82,11 @@ class Run:
         if self._switching.locked():
             return not self._ended
         return self._now.query.isActive or self._now.driver.services.behind.busy
+
+    @property
+    def live(self) -> LiveState:
+        """What is committed."""
+        return self._now.driver.now.live
 
     # ------------------------------------------------------------ changes
 
@@ -75,15 +101,22 @@ class Run:
         while True:
             self._asked.wait()
             self._asked.clear()
+            found = Admits.DONE
             with self._switching:
                 # What has ended by itself is not started again: the next start admits what was registered.
                 if self._ended or not self._now.query.isActive:
                     return
                 try:
-                    self._switch()
+                    with self._now.driver.services.working:
+                        found = self._admit(self._now) if not self._now.stopping.asked else Admits.DONE
+                    if found is Admits.RESTART:
+                        self._switch()
                 except Exception as error:
                     self._failed = translated(error)
                     return
+            if found is Admits.LATER:
+                self._asked.set()
+                time.sleep(_RETRY_SECONDS)
 
     def _switch(self) -> None:
         """Another streaming query on the same checkpoint, once the running epoch and its answers are through."""
@@ -98,7 +131,7 @@ class Run:
         before.driver.services.behind.close()
         before.driver.services.behind.wait()
         if before.driver.feedback.failure is None and before.query.exception() is None and not self._ended:
-            self._now = self._started(before.driver)
+            self._now = self._started(before)
 
     # ------------------------------------------------------------ the end
 
@@ -204,6 +237,8 @@ def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int)
         if not stopping.asked:
             stopping.at_work = threading.get_ident()
             try:
+                if number > driver.now.live.epoch:
+                    stopping.admit()
                 run_epoch(driver, buckets, number)
             except Exception as error:
                 # What an epoch says that was cancelled comes of that.

@@ -75,19 +75,25 @@ def catch_up(driver: Driver) -> None:
     services = driver.services
     checkpoint = services.checkpoint
     last = checkpoint.log.last()
-    _claim(services, ran=last is not None)
+    claim(services, ran=last is not None)
     remove_torn(checkpoint)
     manifest = None if last is None else checkpoint.log.read(last)
     if manifest is not None:
         _answer(services, manifest, driver.now.rows, {})
 
 
-def _claim(services: Services, ran: bool) -> None:
-    """What sinks write to belongs to their queries, before anything is delivered."""
+def claim(services: Services, ran: bool, before: Services | None = None) -> None:
+    """What sinks write to belongs to their queries, before anything is delivered; `before` has claimed its own."""
     checkpoint = services.checkpoint
+    claimed = {} if before is None else _all_sinks(before)
+    for query, sink in _all_sinks(services).items():
+        if claimed.get(query) is not sink:
+            sink.claim(owner_of(checkpoint.files, checkpoint.id, query), ran)
+
+
+def _all_sinks(services: Services) -> dict[str, Sink]:
     answers = {name: answer.sink for name, answer in services.sources.answers.items()}
-    for query, sink in {**services.sinks, **answers}.items():
-        sink.claim(owner_of(checkpoint.files, checkpoint.id, query), ran)
+    return {**services.sinks, **answers}
 
 
 def _answer(services: Services, manifest: Manifest, rows: ResultRows, seconds: dict[str, float]) -> None:

@@ -53,6 +53,7 @@ def run_epoch(driver: Driver, buckets: DataFrame, number: int) -> None:
         epoch.manifest = done
         deliver(epoch)
         driver.services.behind.wait()
+        driver.replays = False
         return
     if number != committed + 1:
         raise _gap(f"Spark asks for epoch {number}", checkpoint.log.last())

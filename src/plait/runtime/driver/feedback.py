@@ -106,6 +106,7 @@ def _progress(epoch: Epoch) -> Progress:
         watermark_ms=live.watermark_ms,
         watermarks={shown(query): at for query, at in watermarks.items()},
         catalog=driver.now.catalog,
+        changes=driver.feedback.changes,
         builds={store: groups / KEY_GROUPS for store, groups in live.builds.items()},
         tasks=task.tasks,
         seconds=epoch.seconds,

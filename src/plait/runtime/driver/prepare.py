@@ -14,7 +14,7 @@ from plait.runtime.driver.driver import Driver, Epoch
 from plait.runtime.driver.offsets import make_durable
 from plait.runtime.driver.sinks import Parquet
 from plait.runtime.driver.watermarks import horizons_us
-from plait.runtime.task.bucketise import PROPERTY, EpochParameters
+from plait.runtime.task.bucketise import INPUTS, PROPERTY, EpochInputs, EpochParameters
 from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.task_memory import compress_above, task_memory
 from plait.state.segments.segment import SegmentInfo
@@ -79,7 +79,9 @@ def prepare(epoch: Epoch) -> None:
     )
     latest_us = None if config.max_future_us is None else clock_us + config.max_future_us
     parameters = EpochParameters(driver.tasks, clock_us, live.marks_ms, services.watermark_policy, latest_us)
-    services.spark.sparkContext.setLocalProperty(PROPERTY, parameters.to_property())
+    context = services.spark.sparkContext
+    context.setLocalProperty(PROPERTY, parameters.to_property())
+    context.setLocalProperty(INPUTS, EpochInputs.of_plan(plan.inputs).to_property())
 
 
 def _expected_work(epoch: Epoch) -> float:

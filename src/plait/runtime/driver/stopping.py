@@ -31,6 +31,8 @@ class Stopping:
 
     active: Callable[[], bool] = lambda: False
     """Whether Spark still runs the query."""
+    admit: Callable[[], object] = lambda: None
+    """Admits changes of queries before an epoch begins."""
     asked: bool = False
     impatient: bool = False
     """Whoever stops does not wait for the running epoch."""
