@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, reduce
@@ -25,6 +25,7 @@ from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
 from plait.queries import Desk, QueryHandle, watermark_policy
 from plait.query.plan import Plan
+from plait.query.store import Input
 from plait.registry import Registry
 from plait.run import Admits, Run, Started, guarded
 from plait.runtime.answers.answer import Answer, LiveResults, Sources
@@ -33,7 +34,7 @@ from plait.runtime.driver.deliver import catch_up, claim
 from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
 from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.sinks import Keep, Sink
-from plait.runtime.driver.source_log import can_change_streams, choose_sources
+from plait.runtime.driver.source_log import can_change_streams, choose_sources, refuse_fixed
 from plait.runtime.driver.steady_clock import SteadyClock
 from plait.runtime.driver.stopping import Stopping
 from plait.runtime.driver.verified import forget_verified, verified_dir
@@ -118,10 +119,10 @@ class Engine:
 
         `keep="used"` stores what queries use.  `keep="all"` also keeps all rows as they are, within the TTL, for
         queries that are added later: whatever of its columns they read, and by whatever key, they find the past.
+
+        While the engine runs, from any thread: its rows are read from the next epoch on.
         """
-        self._refuse_if_running("a stream cannot be added")
-        self._registered.add_stream(name, df, ttl, needed, keep)
-        self._admission = None
+        self._register("a stream cannot be added", lambda: self._registered.add_stream(name, df, ttl, needed, keep))
 
     def table(self, name: str, df: DataFrame) -> None:
         """Registers a batch DataFrame that queries may join with streams.
@@ -129,9 +130,25 @@ class Engine:
         Its rows are read once, with the first epoch that a query needs them, and stay what they are then.  To have them
         read again, `drop` the table and the queries that read it, and register and define them anew.
         """
-        self._refuse_if_running("a table cannot be added")
-        self._registered.add_table(name, df)
-        self._admission = None
+        self._register("a table cannot be added", lambda: self._registered.add_table(name, df))
+
+    def _register(self, what: str, add: Callable[[], None]) -> None:
+        """One more stream or table.  What a run would refuse is told to the caller, and nothing has happened."""
+        with self._lock:
+            self._refuse_if_closed(what)
+            before = self._registered.memento()
+            add()
+            try:
+                if self._run is not None and self._is_running:
+                    catalog = self._proposed(self._in_force, self._run.live).now.catalog
+                    old = before.relations.keys() - before.tables
+                    new = self._registered.relations.keys() - self._registered.tables
+                    refuse_fixed(self.checkpoint, self.spark, old, new)
+                    choose_sources(self.checkpoint, self.spark, self._frames_of(streamed(catalog)))
+            except BaseException:
+                self._registered.go_back(before)
+                raise
+            self._changed()
 
     def query(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
         """Registers a query over the streams; it is read and checked at once, and runs from `start` on.
@@ -307,9 +324,9 @@ class Engine:
         # What was left for this start is part of its first epoch.
         attendant.attend()
         self._restore()
-        if not self._registered.queries:
-            raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
-        self._run = Run(partial(self._begin, available_now, every), self._admit_in_place)
+        if self._registered.relations.keys() <= self._registered.tables:
+            raise StreamError("NO_STREAM", "the engine has no stream", "register one with engine.stream(name, df)")
+        self._run = Run(partial(self._begin, available_now, every), self._admit_in_place, not available_now)
         attendant.answer()
         attendant.start()
         return self._run
@@ -331,8 +348,7 @@ class Engine:
             refuse_other_positions(self.checkpoint, self.spark, admission.now.catalog, self._registered.frames)
             streams = streamed(admission.now.catalog)
             selections = selected(streams, None if before is None else before.selections)
-            frames = {i.relation: self._registered.frames[i.relation] for i in streams}
-            sources = choose_sources(self.checkpoint, self.spark, frames)
+            sources = choose_sources(self.checkpoint, self.spark, self._frames_of(streams))
             buckets = reduce(
                 DataFrame.union, [bucketised(sources.frames[name], name, chosen) for name, chosen in selections.items()]
             )
@@ -363,6 +379,9 @@ class Engine:
                 self._count_change("restart", driver, asked_at, begun)
             self._asked_at = None
             return started
+
+    def _frames_of(self, streams: Iterable[Input]) -> dict[str, DataFrame]:
+        return {i.relation: self._registered.frames[i.relation] for i in streams}
 
     def _admit_in_place(self, now: Started) -> Admits:
         """Admits what is registered within what Spark's streaming query selects; called between two epochs.

@@ -32,10 +32,14 @@ _ANOTHER_NAME = "use another name, which differs in more than upper and lower ca
 
 @dataclass(frozen=True)
 class Memento:
-    """The queries of a moment, to go back to."""
+    """What was registered at a moment, to go back to."""
 
     queries: dict[str, RegisteredQuery]
     dropped: frozenset[str]
+    relations: dict[str, Relation]
+    frames: dict[str, DataFrame]
+    tables: frozenset[str]
+    anew: frozenset[str]
 
 
 @dataclass(eq=False)
@@ -182,15 +186,27 @@ class Registry:
         return {join: graph for query in self.queries.values() for join, graph in query.graphs.items()}
 
     def memento(self) -> Memento:
-        """The queries of now."""
-        return Memento(dict(self.queries), frozenset(self.dropped))
+        """All that is registered now."""
+        return Memento(
+            dict(self.queries),
+            frozenset(self.dropped),
+            dict(self.relations),
+            dict(self.frames),
+            frozenset(self.tables),
+            frozenset(self.anew),
+        )
 
     def go_back(self, to: Memento) -> None:
-        """As if nothing had happened to queries since then."""
+        """As if nothing had happened since then."""
+        for mine, then in ((self.dropped, to.dropped), (self.tables, to.tables), (self.anew, to.anew)):
+            mine.clear()
+            mine.update(then)
         self.queries.clear()
         self.queries.update(to.queries)
-        self.dropped.clear()
-        self.dropped.update(to.dropped)
+        self.relations.clear()
+        self.relations.update(to.relations)
+        self.frames.clear()
+        self.frames.update(to.frames)
 
     def take_back(self, name: str, there: RegisteredQuery | None) -> None:
         """The query under this name is what it was before it was defined."""

@@ -23,12 +23,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from plait.errors import PlaitError
 from plait.runtime.driver.driver import Driver
-from plait.runtime.driver.epoch import run_epoch
+from plait.runtime.driver.epoch import has_idle_work, run_epoch, run_idle
 from plait.runtime.driver.stopping import Stopping
 from plait.runtime.spark.failures import translated
 from plait.runtime.task.selections import Selection
 from plait.state.log.manifest import LiveState
 
+_IDLE_SECONDS = 0.25
+"""After how long without rows, first passes over state and builds go on without them."""
 _RETRY_SECONDS = 0.02
 """After how long a change is tried again that could not be admitted between two epochs."""
 
@@ -55,19 +57,22 @@ class Admits(Enum):
 class Run:
     """The engine at work."""
 
-    def __init__(self, begin: Callable[[Started | None], Started], admit: Callable[[Started], Admits]) -> None:
+    def __init__(
+        self, begin: Callable[[Started | None], Started], admit: Callable[[Started], Admits], idles: bool
+    ) -> None:
         """`begin` admits what the program has registered and starts Spark; it is given what ran before, if anything.
 
-        `admit` admits without starting anew, if that can be; it is called between two epochs.
+        `admit` admits without starting anew, if that can be; it is called between two epochs.  With `idles` it waits
+        for rows for ever, and goes on meanwhile with what needs none.
         """
-        self._begin, self._admit = begin, admit
+        self._begin, self._admit, self._idles = begin, admit, idles
         self._now = self._started(None)
         self._switching = threading.Lock()
         """Held while one streaming query is stopped and the next one started."""
         self._asked = threading.Event()
         self._ended = False
         self._failed: PlaitError | None = None
-        self._conductor: threading.Thread | None = None
+        threading.Thread(target=self._conduct, name="plait-changes", daemon=True).start()
 
     def _started(self, before: Started | None) -> Started:
         now = self._begin(before)
@@ -93,13 +98,11 @@ class Run:
     def change(self) -> None:
         """What the program has registered by now is admitted between this epoch and the next.  Returns at once."""
         self._asked.set()
-        if self._conductor is None:
-            self._conductor = threading.Thread(target=self._conduct, name="plait-changes", daemon=True)
-            self._conductor.start()
 
     def _conduct(self) -> None:
+        """Admits changes while no epoch runs, and does what can be done without rows while none arrive."""
         while True:
-            self._asked.wait()
+            asked = self._asked.wait(_IDLE_SECONDS)
             self._asked.clear()
             found = Admits.DONE
             with self._switching:
@@ -107,16 +110,36 @@ class Run:
                 if self._ended or not self._now.query.isActive:
                     return
                 try:
-                    with self._now.driver.services.working:
-                        found = self._admit(self._now) if not self._now.stopping.asked else Admits.DONE
+                    if asked:
+                        with self._now.driver.services.working:
+                            found = self._admit(self._now) if not self._now.stopping.asked else Admits.DONE
+                    else:
+                        self._go_on_idly()
                     if found is Admits.RESTART:
                         self._switch()
                 except Exception as error:
-                    self._failed = translated(error)
+                    if not self._now.stopping.impatient:
+                        self._failed = translated(error)
+                    with contextlib.suppress(PySparkException, Py4JError, OSError):
+                        self._now.query.stop()
                     return
             if found is Admits.LATER:
                 self._asked.set()
                 time.sleep(_RETRY_SECONDS)
+
+    def _go_on_idly(self) -> None:
+        """First passes over state and builds go on while no rows arrive."""
+        now = self._now
+        if not self._idles or time.monotonic() - now.stopping.last_rows < _IDLE_SECONDS:
+            return
+        with now.driver.services.working:
+            if now.stopping.asked or not now.query.isActive or not has_idle_work(now.driver):
+                return
+            now.stopping.at_work = threading.get_ident()
+            try:
+                run_idle(now.driver)
+            finally:
+                now.stopping.at_work = None
 
     def _switch(self) -> None:
         """Another streaming query on the same checkpoint, once the running epoch and its answers are through."""
@@ -215,7 +238,7 @@ class Run:
         now = self._now
         spark = {p.batchId: {k: v / 1000 for k, v in p.durationMs.items()} for p in now.query.recentProgress}
         reports = list(now.driver.feedback.progress)
-        return [{**report.json, "spark_seconds": spark.get(report.epoch, {})} for report in reports]
+        return [{**report.json, "spark_seconds": spark.get(report.batch, {})} for report in reports]
 
     def _answers_failed(self, error: BaseException) -> None:
         """Ends the run: the next epoch would fail, but that may be far away."""
@@ -231,15 +254,15 @@ class Run:
         return now.driver.feedback.failure or (None if now.stopping.asked else translated(error))
 
 
-def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int) -> None:
+def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, batch: int) -> None:
     """Keeps the error a user can act on: Spark would wrap it in its own."""
     with driver.services.working:
         if not stopping.asked:
             stopping.at_work = threading.get_ident()
             try:
-                if number > driver.now.live.epoch:
+                if batch > driver.now.live.batch:
                     stopping.admit()
-                run_epoch(driver, buckets, number)
+                run_epoch(driver, buckets, batch)
             except Exception as error:
                 # What an epoch says that was cancelled comes of that.
                 if not stopping.impatient:
@@ -247,5 +270,6 @@ def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int)
                 raise
             finally:
                 stopping.at_work = None
+                stopping.last_rows = time.monotonic()
             return
     stopping.turn_away()

@@ -17,6 +17,7 @@ from plait.query.relation import Relation
 from plait.query.store import Input
 from plait.runtime.driver.deliver import deliver_joined
 from plait.runtime.driver.driver import Driver
+from plait.runtime.driver.offsets import last_batch
 from plait.runtime.driver.sinks import make_sink
 from plait.runtime.driver.source_log import refuse_fixed
 from plait.runtime.task.bucketise import bucketised
@@ -80,8 +81,8 @@ def is_covered(streams: Sequence[Input], selections: Mapping[str, Selection]) ->
 
 def will_replay(checkpoint: Checkpoint) -> bool:
     """Whether Spark, once it is started, repeats the epoch that was committed last."""
-    last = checkpoint.log.last()
-    return last is not None and str(last) not in checkpoint.files.names("spark/commits")
+    last = last_batch(checkpoint)
+    return last >= 0 and str(last) not in checkpoint.files.names("spark/commits")
 
 
 def triggered(writer: DataStreamWriter, available_now: bool, every: str | None) -> DataStreamWriter:

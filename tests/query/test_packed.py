@@ -22,7 +22,7 @@ def test_a_plan_that_was_pickled_is_equal_and_pickled_once() -> None:
     one = plan(3)
     assert pickle.loads(pickle.dumps(one)) == one
     assert pickle.loads(cloudpickle.dumps(one)).digest == one.digest
-    assert one.packed is one._packed
+    assert one.packed is one.packed
 
 
 def test_equal_bytes_are_one_object_that_keeps_what_it_has_computed() -> None:

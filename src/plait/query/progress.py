@@ -237,6 +237,8 @@ class Progress:
     """What one epoch did, and what is in force after it.  Queries go by the names that people call them."""
 
     epoch: int
+    batch: int | None
+    """Spark's number of it; None if no rows had arrived, and Spark knows nothing of it."""
     timestamp: float
     """When it was reported, in seconds since 1970."""
     clock: float

@@ -36,7 +36,12 @@ def deliver(epoch: Epoch) -> None:
     """Sinks that have no receipt for this epoch get its rows; answers follow while the next epoch is joined."""
     services, rows = epoch.driver.services, epoch.driver.now.rows
     assert epoch.manifest is not None
+    _deliver_joined(services, epoch.manifest, rows)
+    if any(answer.sink.delivers for answer in services.sources.answers.values()):
+        services.behind.start(partial(_answer, services, epoch.manifest, rows, epoch.seconds))
 
+
+def _deliver_joined(services: Services, manifest: Manifest, rows: ResultRows) -> None:
     def to(query: str, sink: Sink) -> HandOver:
         def hand_over(number: int, files: list[ResultFile]) -> None:
             with _files(rows, sink, files) as paths, _named(query, number):
@@ -44,12 +49,10 @@ def deliver(epoch: Epoch) -> None:
 
         return hand_over
 
-    ran = epoch.manifest.rows_out
+    ran = manifest.rows_out
     sinks = {query: to(query, sink) for query, sink in services.sinks.items() if sink.delivers and query in ran}
     if sinks:
-        commits.deliver(services.checkpoint, epoch.manifest, sinks)
-    if any(answer.sink.delivers for answer in services.sources.answers.values()):
-        services.behind.start(partial(_answer, services, epoch.manifest, rows, epoch.seconds))
+        commits.deliver(services.checkpoint, manifest, sinks)
 
 
 def _files(rows: ResultRows, sink: Sink, files: list[ResultFile]) -> AbstractContextManager[list[str]]:
@@ -78,6 +81,9 @@ def catch_up(driver: Driver) -> None:
     claim(services, ran=last is not None)
     remove_torn(checkpoint)
     manifest = None if last is None else checkpoint.log.read(last)
+    if manifest is not None and manifest.idle:
+        # Spark knows nothing of it, and will not repeat it.
+        _deliver_joined(services, manifest, driver.now.rows)
     if manifest is not None:
         _answer(services, manifest, driver.now.rows, {})
 

@@ -166,6 +166,8 @@ class Epoch:
     number: int
     buckets: DataFrame
     driver: Driver
+    batch: int | None
+    """Spark's number of it; None if Spark knows nothing of it, because no rows have arrived."""
     seconds: dict[str, float] = field(default_factory=dict)
     """By step."""
     task: EpochTask | None = None

@@ -91,6 +91,7 @@ def _progress(epoch: Epoch) -> Progress:
     watermarks = watermarks_ms(plan, live.marks_ms, services.watermark_policy)
     return Progress(
         epoch=epoch.number,
+        batch=epoch.batch,
         timestamp=time.time(),
         clock=task.clock_us / 1e6,
         rows_in=account.rows_in,

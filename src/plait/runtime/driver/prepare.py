@@ -33,7 +33,8 @@ def prepare(epoch: Epoch) -> None:
     """Fixes what the epoch works on: tasks, clock, live segments, and the merges it does on the way."""
     driver, services = epoch.driver, epoch.driver.services
     config, live, plan = services.config, driver.now.live, epoch.plan
-    epoch.await_durable = make_durable(services.checkpoint, epoch.number)
+    if epoch.batch is not None:
+        epoch.await_durable = make_durable(services.checkpoint, epoch.batch)
     if driver.feedback.work is None:
         driver.feedback.work = _expected_work(epoch)
     clock_us = max(live.clock_us, services.clock())

@@ -33,6 +33,7 @@ from plait.runtime.driver.named_sources import (
     supports_names,
     unnamed,
 )
+from plait.runtime.driver.offsets import last_batch
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import seal, unseal
 
@@ -178,8 +179,8 @@ def _refuse_unnamed(given: Mapping[str, tuple[str | None, ...]]) -> None:
 
 
 def _refuse_unfinished(checkpoint: Checkpoint, dropped: Iterable[str]) -> None:
-    begun, committed = _newest(checkpoint, "spark/offsets"), checkpoint.log.last()
-    if begun > (-1 if committed is None else committed):
+    begun = _newest(checkpoint, "spark/offsets")
+    if begun > last_batch(checkpoint):
         which = ", ".join(sorted(dropped))
         raise CheckpointError(
             "EPOCH_UNFINISHED",

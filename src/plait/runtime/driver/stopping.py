@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _PATIENCE_SECONDS = 30.0
 """How long an epoch that was turned away waits for Spark to be stopped: much longer than that takes."""
@@ -36,6 +36,8 @@ class Stopping:
     asked: bool = False
     impatient: bool = False
     """Whoever stops does not wait for the running epoch."""
+    last_rows: float = field(default_factory=time.monotonic)
+    """When an epoch with rows has ended, or the run has begun."""
     at_work: int | None = None
     """The thread that an epoch runs in."""
 
