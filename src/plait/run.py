@@ -238,7 +238,10 @@ class Run:
         now = self._now
         spark = {p.batchId: {k: v / 1000 for k, v in p.durationMs.items()} for p in now.query.recentProgress}
         reports = list(now.driver.feedback.progress)
-        return [{**report.json, "spark_seconds": spark.get(report.batch, {})} for report in reports]
+        return [
+            {**report.json, "spark_seconds": spark.get(-1 if report.batch is None else report.batch, {})}
+            for report in reports
+        ]
 
     def _answers_failed(self, error: BaseException) -> None:
         """Ends the run: the next epoch would fail, but that may be far away."""
