@@ -168,10 +168,7 @@ class Launching:
             reached("admit.1", live.epoch + 1)
             admission.put(before)
             reached("admit.2", live.epoch + 1)
-            driver.services = services
-            driver.feedback.planner = planner
-            in_force = driver.now.with_plan(planner.plan)
-            driver.now = replace(in_force, catalog=admission.catalog_in_force, samples=planner.samples)
+            driver.goes_on_with(services, planner)
             self._catalog, self._running = admission.now.catalog, admission
             self._registered.admitted()
             self._count_change("in_place", driver, self._asked_at, begun)

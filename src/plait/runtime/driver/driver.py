@@ -149,6 +149,13 @@ class Driver:
     replays: bool = False
     """Whether Spark is to repeat the last epoch, which is committed: until then sinks may lack its rows."""
 
+    def goes_on_with(self, services: Services, planner: Planner) -> None:
+        """Other queries from the next epoch on: between two epochs, and once their catalog is durable."""
+        assert services.changes is not None
+        self.services, self.feedback.planner = services, planner
+        now = self.now.with_plan(planner.plan)
+        self.now = replace(now, catalog=services.changes.catalog_in_force, samples=planner.samples)
+
     @property
     def tasks(self) -> int:
         """Join tasks of the next epoch: one, where exchanges would take longer than more tasks save."""
