@@ -198,7 +198,7 @@ def test_spark_ahead_of_the_manifests_is_refused(made: Pair, tmp_path: Path) -> 
     for path in lost:
         path.unlink()
     error = pair.refused("EPOCH_GAP")
-    assert "Spark has committed epoch 2" in error.cause
+    assert "Spark has committed batch 2" in error.cause
     with pair.engine() as engine, pytest.raises(CheckpointError, match="EPOCH_GAP"):
         plait.QueryHandle(engine, "q").results()
     # Without its commits Spark asks for the epoch it planned last.
