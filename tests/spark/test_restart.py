@@ -204,7 +204,7 @@ def test_spark_ahead_of_the_manifests_is_refused(made: Pair, tmp_path: Path) -> 
     # Without its commits Spark asks for the epoch it planned last.
     for path in commits:
         path.unlink()
-    assert "Spark asks for epoch 2" in pair.refused("EPOCH_GAP").cause
+    assert "Spark asks for batch 2" in pair.refused("EPOCH_GAP").cause
     for path, data in {**lost, **commits}.items():
         path.write_bytes(data)
     assert pair.run() == [3]
