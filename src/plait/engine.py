@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from plait.admission import Admission, Snapshot
 from plait.attendant import REQUEST, Attendant
 from plait.catalog.catalog import Catalog
-from plait.catalog.settings import meaning, refuse_changed_meaning
+from plait.catalog.settings import refuse_changed_meaning
 from plait.config import Config
 from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
@@ -27,9 +27,9 @@ from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.source_log import choose_sources, refuse_fixed
 from plait.runtime.driver.steady_clock import SteadyClock
 from plait.runtime.driver.verified import forget_verified
-from plait.starting import (
-    streamed,
-)
+from plait.runtime.spark.frames import is_classic
+from plait.sql.catalyst.sql_settings import meaning
+from plait.starting import streamed
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState
@@ -44,7 +44,7 @@ class Engine(Launching):
     """
 
     def __init__(self, spark: SparkSession, checkpoint: str, config: Config | None = None) -> None:
-        if not hasattr(spark, "_jsparkSession"):
+        if not is_classic(spark):
             raise StreamError(
                 "SPARK_CONNECT", "a Spark Connect session has no Catalyst to ask", "use a classic session"
             )

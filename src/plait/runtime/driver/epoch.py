@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from plait.config import KEY_GROUPS
 from plait.errors import CheckpointError
@@ -27,6 +26,7 @@ from plait.runtime.driver.join import finish, join
 from plait.runtime.driver.offsets import last_batch, same_source
 from plait.runtime.driver.prepare import prepare
 from plait.runtime.driver.result_merge import merge_results
+from plait.runtime.spark.frames import cloned
 from plait.runtime.task.exchange import nothing_arrived
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import Manifest
@@ -58,9 +58,7 @@ def run_epoch(driver: Driver, buckets: DataFrame, batch: int) -> None:
 
 def run_idle(driver: Driver) -> None:
     """An epoch without a batch, for what does not need one: first passes over state, and builds."""
-    java: Any = driver.services.spark._jsparkSession
-    session = SparkSession(driver.services.spark.sparkContext, java.cloneSession())
-    _run(Epoch(driver.now.live.epoch + 1, nothing_arrived(session), driver, None))
+    _run(Epoch(driver.now.live.epoch + 1, nothing_arrived(cloned(driver.services.spark)), driver, None))
 
 
 def has_idle_work(driver: Driver) -> bool:

@@ -113,7 +113,7 @@ def remove_torn(checkpoint: Checkpoint) -> None:
     Listings in use stay.
     """
     files, last = checkpoint.files, last_batch(checkpoint)
-    # A query that is stopped while it writes its first offsets leaves a draft, and Spark starts on empty folders only.
+    # A query that is stopped while it writes its first offsets leaves a draft; Spark starts on an empty folder only.
     for folder in ("spark/offsets", "spark/commits"):
         names = files.names(folder)
         logs = any(name.isdigit() for name in names)

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.errors import CheckpointError, StreamError
-from plait.runtime.driver.named_sources import (
+from plait.runtime.driver.offsets import last_batch
+from plait.runtime.spark.named_sources import (
     EVOLUTION,
     fill_names,
     renamed,
@@ -33,7 +34,6 @@ from plait.runtime.driver.named_sources import (
     supports_names,
     unnamed,
 )
-from plait.runtime.driver.offsets import last_batch
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import seal, unseal
 

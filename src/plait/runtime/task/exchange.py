@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,16 +54,6 @@ def nothing_arrived(session: SparkSession) -> DataFrame:
     """What the sources of an epoch without rows would send: a note that says so."""
     note = written(SourceNote("")).hex()
     return session.range(1, numPartitions=1).selectExpr("0 AS task", f"{DESCRIPTOR} AS edge", f"X'{note}' AS payload")
-
-
-def planned(rows: DataFrame) -> DataFrame:
-    """The same rows with their plan cut off: Spark has planned the sources already, once per epoch is enough.
-
-    Otherwise every operation on a micro-batch analyses, optimises and plans all the sources again.
-    """
-    java: Any = rows._jdf
-    cut = java.sparkSession().internalCreateDataFrame(java.queryExecution().toRdd(), java.schema(), False)
-    return DataFrame(cut, rows.sparkSession)
 
 
 @dataclass
