@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from itertools import count
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from plait.admission import Admission, Admitted, Asked, Snapshot, admitted
+from plait.admission import Admission, Snapshot
 from plait.attendant import REQUEST, Attendant
 from plait.catalog.catalog import Catalog
 from plait.catalog.settings import refuse_changed_meaning
-from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
 from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
-from plait.queries import Desk, QueryHandle, watermark_policy
+from plait.launching import Launching
+from plait.queries import Desk, QueryHandle
 from plait.query.plan import Plan
 from plait.registry import Registry
-from plait.run import Run, Started, guarded
-from plait.runtime.answers.answer import Answer, LiveResults, Sources
-from plait.runtime.answers.result_reader import ResultRows
-from plait.runtime.driver.deliver import catch_up
-from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
+from plait.run import Run
 from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.missed import deliver_missed
 from plait.runtime.driver.parking import Parking
-from plait.runtime.driver.sinks import Keep, Sink
-from plait.runtime.driver.source_log import can_change_streams, choose_sources
+from plait.runtime.driver.source_log import choose_sources, refuse_fixed
 from plait.runtime.driver.steady_clock import SteadyClock
-from plait.runtime.driver.stopping import Stopping
-from plait.runtime.driver.verified import forget_verified, verified_dir
-from plait.runtime.spark.failures import translated
+from plait.runtime.driver.verified import forget_verified
 from plait.runtime.spark.frames import is_classic
-from plait.runtime.spark.session import forget_origins
-from plait.runtime.task.bucketise import bucketised
-from plait.share.planner import Planner
 from plait.sql.catalyst.sql_settings import meaning
-from plait.starting import deliver_to_old_sinks, loads, refuse_other_positions, triggered
+from plait.starting import streamed
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
-from plait.state.log.manifest import LiveState, modernised
+from plait.state.log.manifest import LiveState
 from plait.state.log.requests import Request
 
 
-class Engine:
+class Engine(Launching):
     """Joins registered streams by registered queries, all in one Spark streaming query.
 
     Everything durable lies below `checkpoint`; starting again on it continues exactly where the last commit was.
@@ -100,6 +87,8 @@ class Engine:
         """Blocks of `changes` that are open."""
         self._is_changed = False
         """Whether something has been registered or dropped since the last admission was asked for."""
+        self._asked_at: float | None = None
+        """When the first change was made that waits for its admission; None if none does."""
 
     def stream(
         self, name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None, keep: str = "used"
@@ -112,10 +101,10 @@ class Engine:
 
         `keep="used"` stores what queries use.  `keep="all"` also keeps all rows as they are, within the TTL, for
         queries that are added later: whatever of its columns they read, and by whatever key, they find the past.
+
+        While the engine runs, from any thread: its rows are read from the next epoch on.
         """
-        self._refuse_if_running("a stream cannot be added")
-        self._registered.add_stream(name, df, ttl, needed, keep)
-        self._admission = None
+        self._register("a stream cannot be added", lambda: self._registered.add_stream(name, df, ttl, needed, keep))
 
     def table(self, name: str, df: DataFrame) -> None:
         """Registers a batch DataFrame that queries may join with streams.
@@ -123,9 +112,25 @@ class Engine:
         Its rows are read once, with the first epoch that a query needs them, and stay what they are then.  To have them
         read again, `drop` the table and the queries that read it, and register and define them anew.
         """
-        self._refuse_if_running("a table cannot be added")
-        self._registered.add_table(name, df)
-        self._admission = None
+        self._register("a table cannot be added", lambda: self._registered.add_table(name, df))
+
+    def _register(self, what: str, add: Callable[[], None]) -> None:
+        """One more stream or table.  What a run would refuse is told to the caller, and nothing has happened."""
+        with self._lock:
+            self._refuse_if_closed(what)
+            before = self._registered.memento()
+            add()
+            try:
+                if self._run is not None and self._is_running:
+                    catalog = self._proposed(self._in_force, self._run.live).now.catalog
+                    old = before.relations.keys() - before.tables
+                    new = self._registered.relations.keys() - self._registered.tables
+                    refuse_fixed(self.checkpoint, self.spark, old, new)
+                    choose_sources(self.checkpoint, self.spark, self._frames_of(streamed(catalog)))
+            except BaseException:
+                self._registered.go_back(before)
+                raise
+            self._changed()
 
     def query(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
         """Registers a query over the streams; it is read and checked at once, and runs from `start` on.
@@ -188,44 +193,50 @@ class Engine:
             raise failed[id]
 
     def _define(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
-        with self._lock:
-            self._refuse_if_closed("a query cannot be added")
-            before = self._registered.memento()
-            try:
-                self._registered.define(name, sql, output_mode, since, replaces)
-                if self._is_running:
-                    # What admission would refuse is told to the caller; the run goes on as it is.
-                    self._admit()
-            except BaseException:
-                self._registered.go_back(before)
-                raise
-            self._changed()
-            return QueryHandle(self, name)
+        while True:
+            with self._lock:
+                self._refuse_if_closed("a query cannot be added")
+                read = self._registered.reading(name, sql, output_mode, since, replaces)
+            # Without the lock: epochs begin meanwhile, and others have their queries read.
+            made = read()
+            with self._lock:
+                self._refuse_if_closed("a query cannot be added")
+                before = self._registered.memento()
+                if not self._registered.register(made, replaces):
+                    continue
+                try:
+                    if self._run is not None and self._is_running:
+                        # What admission would refuse is told to the caller; the run goes on as it is.
+                        self._proposed(self._in_force, self._run.live)
+                except BaseException:
+                    self._registered.go_back(before)
+                    raise
+                self._changed()
+                return QueryHandle(self, name)
 
     def _carry_out(self, request: Request) -> None:
         """What another process asks for (`plait add`, `drop`, `replace`), as if the program had done it."""
-        name, sink, before = request.name, request.sink, self._registered.memento()
+        name, sink = request.name, request.sink
         if request.operation == "resume":
             self.resume(name, request.skip)
             return
-        with self._lock, self.changes():
+        with self.changes():
             if request.operation == "drop":
                 if name in self._registered.relations:
                     raise QueryError("NO_QUERY", f"{name!r} is a stream or table", "drop these in the program")
                 self.drop(name)
                 return
-            there = before.queries.get(name)
+            there = self._registered.queries.get(name)
             if there is not None and there.origin == REQUEST and there.sql == request.sql:
                 return
+            made = self._define(name, request.sql, request.output_mode, request.since, request.operation == "replace")
+            self._registered.queries[name].origin = REQUEST
             try:
-                made = self._define(
-                    name, request.sql, request.output_mode, request.since, request.operation == "replace"
-                )
-                self._registered.queries[name].origin = REQUEST
                 if sink is not None:
                     made.sink(sink["kind"], **sink.get("options", {}))
             except PlaitError:
-                self._registered.go_back(before)
+                with self._lock:
+                    self._registered.take_back(name, there)
                 raise
 
     def _restore(self) -> None:
@@ -275,34 +286,6 @@ class Engine:
         assert admission.in_force is not None
         return admission.in_force
 
-    def _admit(self) -> Admission:
-        """What the next epoch would run with."""
-        self._restore()
-        self._catalog = self._in_force
-        asked = self._registered.asked(self.config.on_missing_query)
-        self._live = self.checkpoint.log.live()
-        if self._live.legacy or (self._catalog.version < 0 and self.checkpoint.catalog() is not None):
-            self._upgrade(asked)
-        now = admitted(self._catalog, asked, self._live, watermark_policy(self.spark), self.config.sharing)
-        if self._catalog.version < 0 and not can_change_streams(self.checkpoint, self.spark):
-            positions = tuple(
-                sorted(name for name in self._registered.relations if name not in self._registered.tables)
-            )
-            now = Admitted(replace(now.catalog, positions=positions), now.allocation, now.graphs)
-        return Admission(self.checkpoint, self.config, asked, now, watermark_policy(self.spark))
-
-    def _upgrade(self, asked: Asked) -> None:
-        """A checkpoint of format 3: what it says is said again in today's terms, and committed with the next epoch."""
-        old = self.checkpoint.catalog()
-        assert old is not None, "manifests of format 3 come with a catalog.json"
-        if self._catalog.version < 0:
-            self._catalog = upgraded(old, asked.relations, asked.tables, asked.definitions)
-        if self._live.legacy:
-            # By what the old release had, whatever has been admitted since: no epoch has run with that.
-            written = catalogs.newest(self.checkpoint.files) is not None
-            first = Catalog.from_json(catalogs.read(self.checkpoint.files, 0)) if written else self._catalog
-            self._live = modernised(self._live, first.layout, filters_of(old, first.layout))
-
     def start(self, available_now: bool = False, every: str | None = None) -> Run:
         """Starts all queries: over what is available now, or for ever (`every` fixes the pace, such as "1 second")."""
         self._refuse_if_running("it cannot be started")
@@ -320,81 +303,12 @@ class Engine:
         # What was left for this start is part of its first epoch.
         attendant.attend()
         self._restore()
-        if not self._registered.queries:
-            raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
-        self._run = Run(partial(self._begin, available_now, every))
+        if self._registered.relations.keys() <= self._registered.tables:
+            raise StreamError("NO_STREAM", "the engine has no stream", "register one with engine.stream(name, df)")
+        self._run = Run(partial(self._begin, available_now, every), self._admit_in_place, not available_now)
         attendant.answer()
         attendant.start()
         return self._run
-
-    def _begin(self, available_now: bool, every: str | None, before: Driver | None) -> Started:
-        """Admits what is registered, and starts Spark's streaming query; `before` ran the epochs until now."""
-        with self._lock:
-            admission = self._admit()
-            last = None if before is None or self._running is None else self._running.planner
-            learnt = self.checkpoint.statistics() if last is None else last.knowledge()
-            planner = admission.begin(self._live, learnt)
-            self._admission = admission
-            feedback = Feedback(planner, progress=deque(maxlen=self.config.history))
-            if before is not None:
-                feedback = replace(before.feedback, planner=planner)
-            driver = Driver(self._services(admission), self._first(admission, planner), feedback)
-            layout, positions = admission.now.allocation.layout, admission.now.catalog.positions
-            refuse_other_positions(self.checkpoint, self.spark, positions, layout, self._registered.frames)
-            inputs = sorted(layout.inputs, key=lambda i: i.relation)
-            # Where Spark's checkpoint knows sources by position, it must not depend on the order of registration.
-            streams = [i for i in inputs if not i.table and (positions is None or i.relation in positions)]
-            frames = {i.relation: self._registered.frames[i.relation] for i in streams}
-            sources = choose_sources(self.checkpoint, self.spark, frames)
-            buckets = reduce(DataFrame.union, [bucketised(sources.frames[i.relation], i) for i in streams])
-            spark_dir = self.checkpoint.spark_dir
-            writer = (
-                buckets.writeStream.queryName(f"plait-{self.checkpoint.id[:8]}-{self.checkpoint.token}")
-                .option("checkpointLocation", f"file://{spark_dir}" if self.checkpoint.files.local else spark_dir)
-                .foreachBatch(partial(guarded, driver, stopping := Stopping()))
-            )
-            writer = triggered(writer, available_now, every)
-            deliver_to_old_sinks(
-                driver, self._catalog, admission.now.catalog, self._registered.relations, self._registered.frames
-            )
-            forget_origins(self.spark)
-            try:
-                if self._catalog.version == 0 and catalogs.newest(self.checkpoint.files) is None:
-                    catalogs.put(self.checkpoint.files, 0, self._catalog.to_json())
-                admission.put(self._catalog)
-                self._catalog, self._running = admission.now.catalog, admission
-                self._registered.admitted()
-                self._parking.forget({entry.id for entry in self._catalog.queries.values()})
-                catch_up(driver)
-                deliver_missed(driver)
-                sources.record(self.checkpoint)
-                with sources.starting(buckets.sparkSession):
-                    return Started(writer.start(), driver, stopping)
-            except (PySparkException, Py4JError) as error:
-                raise translated(error) from error
-
-    def _services(self, admission: Admission) -> Services:
-        """What epochs are run by."""
-        sinks = self._sinks()
-        return Services(
-            spark=self.spark,
-            checkpoint=self.checkpoint,
-            config=self.config,
-            sinks=sinks,
-            verified_dir=verified_dir(self.checkpoint),
-            parking=self._parking,
-            watermark_policy=admission.policy,
-            clock=self._clock,
-            executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
-            changes=admission,
-            sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, sinks, admission.policy)),
-            tables=loads(admission.now, self._registered.frames, self._live.epoch + 1),
-        )
-
-    def _first(self, admission: Admission, planner: Planner) -> InForce:
-        """What the first epoch runs with."""
-        rows = ResultRows(self.spark, planner.plan, self.checkpoint, self._desk.known)
-        return InForce(self._live, planner.plan, rows, admission.catalog_in_force, planner.samples)
 
     @contextmanager
     def changes(self) -> Iterator[None]:
@@ -423,6 +337,7 @@ class Engine:
         """Something was registered or dropped."""
         self._admission = None
         self._is_changed = True
+        self._asked_at = self._asked_at or time.monotonic()
         self._tell_the_run()
 
     def _tell_the_run(self) -> None:
@@ -434,17 +349,6 @@ class Engine:
     def queries(self) -> list[QueryHandle]:
         """The queries that are registered."""
         return [QueryHandle(self, name) for name in list(self._registered.queries)]
-
-    def _sinks(self) -> dict[str, Sink]:
-        """By join: queries that only join have their own, the others' rows are kept for their answers."""
-        return {
-            join: Keep() if query.answer is not None else query.sink
-            for query in self._registered.queries.values()
-            for join in query.graphs
-        }
-
-    def _answers(self) -> dict[str, Answer]:
-        return {query.id: query.answer for query in self._registered.queries.values() if query.answer is not None}
 
     def close(self) -> None:
         """Stops the run, if any, and lets the checkpoint go."""
@@ -461,12 +365,6 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _in_force(self) -> Catalog:
-        """The catalog that the last epoch ran with, or that the next will, while the engine runs."""
-        running = None if self._running is None else self._running.in_force
-        return self._catalog if running is None else running.catalog
 
     def _check_settings(self) -> None:
         """Records what SQL means on the first start; later, refuses to go on with another meaning."""

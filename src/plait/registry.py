@@ -33,10 +33,14 @@ _ANOTHER_NAME = "use another name, which differs in more than upper and lower ca
 
 @dataclass(frozen=True)
 class Memento:
-    """The queries of a moment, to go back to."""
+    """What was registered at a moment, to go back to."""
 
     queries: dict[str, RegisteredQuery]
     dropped: frozenset[str]
+    relations: dict[str, Relation]
+    frames: dict[str, DataFrame]
+    tables: frozenset[str]
+    anew: frozenset[str]
 
 
 @dataclass(eq=False)
@@ -91,9 +95,15 @@ class Registry:
         self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool
     ) -> RegisteredQuery:
         """One more query, read and checked; with `replaces` instead of the one under its name."""
-        other = same_name(name, self.queries)
-        if other is not None and not (replaces and other == name):
-            raise QueryError("DUPLICATE_QUERY", f"a query called {other!r} is registered already", _ANOTHER_NAME)
+        made = self.reading(name, sql, output_mode, since, replaces)()
+        assert self.register(made, replaces)
+        return made
+
+    def reading(
+        self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool
+    ) -> Callable[[], RegisteredQuery]:
+        """Refuses what cannot be; what it returns reads and checks the query, whatever is registered meanwhile."""
+        self._refuse_duplicate(name, replaces)
         if not (name.isascii() and name.isidentifier()):
             raise QueryError("NAME", f"{name!r} cannot name a query", "use letters, digits and underscores")
         if since is not None and since not in SINCE:
@@ -102,14 +112,32 @@ class Registry:
         lives = catalog.queries.get(name)
         if lives is not None and not replaces and name not in self.dropped:
             refuse_another_text(lives, sql)
-        goes_on = lives is not None and name not in self.dropped and same_text(lives.sql, sql)
-        id = lives.id if lives is not None and goes_on else catalog.next_id(name)
-        world = World(self.spark, self.relations, frozenset(self.tables), self.frames, self.graphs)
-        made = self.queries[name] = read_definition(world, id, name, sql, output_mode, since)
+        world = World(self.spark, dict(self.relations), frozenset(self.tables), dict(self.frames), self.graphs)
+        return partial(read_definition, world, self._id(name, sql), name, sql, output_mode, since)
+
+    def register(self, made: RegisteredQuery, replaces: bool) -> bool:
+        """A query that was read is there; False if its id is none any more for it, and it must be read again."""
+        self._refuse_duplicate(made.name, replaces)
+        taken = {q.id for q in self.queries.values()} | {q.id for q in self.catalog().queries.values()}
+        if made.id != self._id(made.name, made.sql) and made.id in taken:
+            return False
+        self.queries[made.name] = made
         if made.answer is not None:
-            made.answer.complete_us = partial(self.complete_us, id)
-        self.dropped.discard(name)
-        return made
+            made.answer.complete_us = partial(self.complete_us, made.id)
+        self.dropped.discard(made.name)
+        return True
+
+    def _id(self, name: str, sql: str) -> str:
+        """Of a query with this text: its own if it lives, else a new one."""
+        catalog = self.catalog()
+        lives = catalog.queries.get(name)
+        goes_on = lives is not None and name not in self.dropped and same_text(lives.sql, sql)
+        return lives.id if lives is not None and goes_on else catalog.next_id(name)
+
+    def _refuse_duplicate(self, name: str, replaces: bool) -> None:
+        other = same_name(name, self.queries)
+        if other is not None and not (replaces and other == name):
+            raise QueryError("DUPLICATE_QUERY", f"a query called {other!r} is registered already", _ANOTHER_NAME)
 
     def drop(self, name: str) -> None:
         """Without what has this name, be it registered or not."""
@@ -159,15 +187,33 @@ class Registry:
         return {join: graph for query in self.queries.values() for join, graph in query.graphs.items()}
 
     def memento(self) -> Memento:
-        """The queries of now."""
-        return Memento(dict(self.queries), frozenset(self.dropped))
+        """All that is registered now."""
+        return Memento(
+            dict(self.queries),
+            frozenset(self.dropped),
+            dict(self.relations),
+            dict(self.frames),
+            frozenset(self.tables),
+            frozenset(self.anew),
+        )
 
     def go_back(self, to: Memento) -> None:
-        """As if nothing had happened to queries since then."""
+        """As if nothing had happened since then."""
+        for mine, then in ((self.dropped, to.dropped), (self.tables, to.tables), (self.anew, to.anew)):
+            mine.clear()
+            mine.update(then)
         self.queries.clear()
         self.queries.update(to.queries)
-        self.dropped.clear()
-        self.dropped.update(to.dropped)
+        self.relations.clear()
+        self.relations.update(to.relations)
+        self.frames.clear()
+        self.frames.update(to.frames)
+
+    def take_back(self, name: str, there: RegisteredQuery | None) -> None:
+        """The query under this name is what it was before it was defined."""
+        self.queries.pop(name, None)
+        if there is not None:
+            self.queries[name] = there
 
     def _readers(self, relation: str) -> list[str]:
         return [

@@ -1,8 +1,9 @@
 """The engine at work: what a user holds while epochs are run.
 
-Queries may change meanwhile.  A change stops Spark's streaming query between two epochs, after a commit, and starts
-another one on the same checkpoint with what is registered by then: every epoch runs with one catalog.  All changes
-that have gathered are admitted at once.
+Queries may change meanwhile.  All changes that have gathered are admitted at once, between two epochs: by the thread
+that is about to run an epoch, or, while no epoch runs, by a thread that waits for changes.  Only one of them has
+`Services.working`, so every epoch runs with one catalog.  What goes beyond what Spark's streaming query selects of its
+streams stops that query between two epochs, after a commit, and starts another one on the same checkpoint.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -21,37 +23,61 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from plait.errors import PlaitError
 from plait.runtime.driver.driver import Driver
-from plait.runtime.driver.epoch import run_epoch
+from plait.runtime.driver.epoch import has_idle_work, run_epoch, run_idle
 from plait.runtime.driver.stopping import Stopping
 from plait.runtime.spark.failures import translated
+from plait.runtime.task.selections import Selection
+from plait.state.log.manifest import LiveState
+
+_IDLE_SECONDS = 0.25
+"""After how long without rows, first passes over state and builds go on without them."""
+_RETRY_SECONDS = 0.02
+"""After how long a change is tried again that could not be admitted between two epochs."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """One of Spark's streaming queries, and what runs its epochs.  A run goes through several when queries change."""
+    """One of Spark's streaming queries, and what runs its epochs.  A run may go through several when queries change."""
 
     query: StreamingQuery
     driver: Driver
     stopping: Stopping
+    selections: Mapping[str, Selection]
+    """What it hands over, by stream."""
+
+
+class Admits(Enum):
+    """What came of an attempt to admit changes between two epochs."""
+
+    DONE = "nothing is left to be admitted"
+    LATER = "the time has not come"
+    RESTART = "Spark's streaming query must be another one"
 
 
 class Run:
     """The engine at work."""
 
-    def __init__(self, begin: Callable[[Driver | None], Started]) -> None:
-        """`begin` admits what the program has registered and starts Spark; it is given the driver before, if any."""
-        self._begin = begin
+    def __init__(
+        self, begin: Callable[[Started | None], Started], admit: Callable[[Started], Admits], idles: bool
+    ) -> None:
+        """`begin` admits what the program has registered and starts Spark; it is given what ran before, if anything.
+
+        `admit` admits without starting anew, if that can be; it is called between two epochs.  With `idles` it waits
+        for rows for ever, and goes on meanwhile with what needs none.
+        """
+        self._begin, self._admit, self._idles = begin, admit, idles
         self._now = self._started(None)
         self._switching = threading.Lock()
         """Held while one streaming query is stopped and the next one started."""
         self._asked = threading.Event()
         self._ended = False
         self._failed: PlaitError | None = None
-        self._conductor: threading.Thread | None = None
+        threading.Thread(target=self._conduct, name="plait-changes", daemon=True).start()
 
-    def _started(self, before: Driver | None) -> Started:
+    def _started(self, before: Started | None) -> Started:
         now = self._begin(before)
         now.stopping.active = lambda: bool(now.query.isActive)
+        now.stopping.admit = lambda: self._admit(now)
         now.driver.services.behind.failed = self._answers_failed
         now.driver.services.parking.cancelled = lambda: now.stopping.impatient
         return now
@@ -63,14 +89,16 @@ class Run:
             return not self._ended
         return self._now.query.isActive or self._now.driver.services.behind.busy
 
+    @property
+    def live(self) -> LiveState:
+        """What is committed."""
+        return self._now.driver.now.live
+
     # ------------------------------------------------------------ changes
 
     def change(self) -> None:
         """What the program has registered by now is admitted between this epoch and the next.  Returns at once."""
         self._asked.set()
-        if self._conductor is None:
-            self._conductor = threading.Thread(target=self._conduct, name="plait-changes", daemon=True)
-            self._conductor.start()
 
     def _between_epochs(self, work: Callable[[Driver], None]) -> bool:
         """Does a piece of work while no epoch runs; False if that is not possible, because this is an epoch's thread.
@@ -87,18 +115,46 @@ class Run:
         return True
 
     def _conduct(self) -> None:
+        """Admits changes while no epoch runs, and does what can be done without rows while none arrive."""
         while True:
-            self._asked.wait()
+            asked = self._asked.wait(_IDLE_SECONDS)
             self._asked.clear()
+            found = Admits.DONE
             with self._switching:
                 # What has ended by itself is not started again: the next start admits what was registered.
                 if self._ended or not self._now.query.isActive:
                     return
                 try:
-                    self._switch()
+                    if asked:
+                        with self._now.driver.services.working:
+                            found = self._admit(self._now) if not self._now.stopping.asked else Admits.DONE
+                    else:
+                        self._go_on_idly()
+                    if found is Admits.RESTART:
+                        self._switch()
                 except Exception as error:
-                    self._failed = translated(error)
+                    if not self._now.stopping.impatient:
+                        self._failed = translated(error)
+                    with contextlib.suppress(PySparkException, Py4JError, OSError):
+                        self._now.query.stop()
                     return
+            if found is Admits.LATER:
+                self._asked.set()
+                time.sleep(_RETRY_SECONDS)
+
+    def _go_on_idly(self) -> None:
+        """First passes over state and builds go on while no rows arrive."""
+        now = self._now
+        if not self._idles or time.monotonic() - now.stopping.last_rows < _IDLE_SECONDS:
+            return
+        with now.driver.services.working:
+            if now.stopping.asked or not now.query.isActive or not has_idle_work(now.driver):
+                return
+            now.stopping.at_work = threading.get_ident()
+            try:
+                run_idle(now.driver)
+            finally:
+                now.stopping.at_work = None
 
     def _switch(self) -> None:
         """Another streaming query on the same checkpoint, once the running epoch and its answers are through."""
@@ -113,7 +169,7 @@ class Run:
         before.driver.services.behind.close()
         before.driver.services.behind.wait()
         if before.driver.feedback.failure is None and before.query.exception() is None and not self._ended:
-            self._now = self._started(before.driver)
+            self._now = self._started(before)
 
     # ------------------------------------------------------------ the end
 
@@ -197,7 +253,10 @@ class Run:
         now = self._now
         spark = {p.batchId: {k: v / 1000 for k, v in p.durationMs.items()} for p in now.query.recentProgress}
         reports = list(now.driver.feedback.progress)
-        return [{**report.json, "spark_seconds": spark.get(report.epoch, {})} for report in reports]
+        return [
+            {**report.json, "spark_seconds": spark.get(-1 if report.batch is None else report.batch, {})}
+            for report in reports
+        ]
 
     def _answers_failed(self, error: BaseException) -> None:
         """Ends the run: the next epoch would fail, but that may be far away."""
@@ -213,13 +272,15 @@ class Run:
         return now.driver.feedback.failure or (None if now.stopping.asked else translated(error))
 
 
-def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int) -> None:
+def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, batch: int) -> None:
     """Keeps the error a user can act on: Spark would wrap it in its own."""
     with driver.services.working:
         if not stopping.asked:
             stopping.at_work = threading.get_ident()
             try:
-                run_epoch(driver, buckets, number)
+                if batch > driver.now.live.batch:
+                    stopping.admit()
+                run_epoch(driver, buckets, batch)
             except Exception as error:
                 # What an epoch says that was cancelled comes of that.
                 if not stopping.impatient:
@@ -227,5 +288,6 @@ def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, number: int)
                 raise
             finally:
                 stopping.at_work = None
+                stopping.last_rows = time.monotonic()
             return
     stopping.turn_away()

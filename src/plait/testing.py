@@ -249,7 +249,7 @@ class LocalEngine:
 
         Rows travel on all edges of their stream, or on those in `edges`, as a table's do (`admission.loaded`).
         """
-        epoch = Epoch(self.live.epoch + 1, cast(DataFrame, None), self.driver)
+        epoch = Epoch(self.live.epoch + 1, cast(DataFrame, None), self.driver, self.live.batch + 1)
         begun = time.perf_counter()
         prepare(epoch)
         epoch.account = self._join(epoch, arrivals, edges or {})

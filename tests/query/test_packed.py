@@ -22,7 +22,7 @@ def test_a_plan_that_was_pickled_is_equal_and_pickled_once() -> None:
     one = plan(3)
     assert pickle.loads(pickle.dumps(one)) == one
     assert pickle.loads(cloudpickle.dumps(one)).digest == one.digest
-    assert one._packed is one._packed
+    assert one.packed is one.packed
 
 
 def test_equal_bytes_are_one_object_that_keeps_what_it_has_computed() -> None:
@@ -37,6 +37,6 @@ def test_equal_bytes_are_one_object_that_keeps_what_it_has_computed() -> None:
 
 def test_a_changed_plan_is_another_object() -> None:
     one = plan(3)
-    assert one._packed
+    assert one.packed
     other = replace(one, ranks=tuple(reversed(one.ranks)))
     assert pickle.loads(pickle.dumps(other)) == other != one

@@ -112,6 +112,36 @@ class Changing:
         self.admission = admission
         return now.catalog
 
+    def change_in_place(
+        self, queries: Mapping[str, tuple[str, str]], dropped: frozenset[str], dies: str = ""
+    ) -> Catalog:
+        """Other queries without opening the checkpoint anew, as a running engine admits them.
+
+        A process that `dies` before the new version is written, or after, is started again with the same queries.
+        """
+        assert self.engine is not None
+        assert self.admission is not None
+        last, live = self.admission.planner, self.engine.live
+        assert last is not None
+        config = self.asked[1]
+        before = self.admission.now.catalog
+        defined = {n: self._definition(before, n, *q) for n, q in queries.items()}
+        asked = Asked(self.relations, frozenset(), defined, dropped)
+        services = self.engine.driver.services
+        admission = Admission(
+            self.engine.checkpoint, services.config, asked, admitted(before, asked, live), planner=last
+        )
+        planner = admission.begin(live, last.knowledge())
+        if dies != "before":
+            admission.put(before)
+        if dies:
+            self.kills += 1
+            return self.restart(queries, dropped, **config)
+        sinks = {join: Keep() for join in admission.now.graphs}
+        self.engine.driver.goes_on_with(replace(services, sinks=sinks, changes=admission), planner)
+        self.admission, self.asked = admission, (queries, config)
+        return admission.now.catalog
+
     def _definition(self, before: Catalog, name: str, of: str, since: str) -> Definition:
         lives = before.queries.get(name)
         text = f"{of} {since}"
@@ -357,7 +387,15 @@ def _change(
         # Stores of one setting are there when the next one begins.
         "sharing": choose.choice(("naive", "independent")),
     }
-    catalog = changing.restart(wanted, frozenset(living), **config)
+    if changing.engine is None or choose.random() < 0.3:
+        catalog = changing.restart(wanted, frozenset(living), **config)
+    else:
+        if choose.random() < 0.5:
+            # One more, which is gone before an epoch has run with it.
+            more = {"more": (choose.choice(list(case.queries)), choose.choice(list(starts)))}
+            changing.change_in_place({n: (q.of, q.since) for n, q in living.items()} | more, frozenset())
+        dies = choose.choice(("", "", "before", "after"))
+        catalog = changing.change_in_place(wanted, frozenset({*living, "more"}), dies)
     for name, entry in catalog.queries.items():
         if name in living and living[name].id == entry.id:
             assert entry.floors[entry.id] == living[name].floors, "floors never change"

@@ -72,7 +72,7 @@ def test_an_engine_is_used_in_the_right_order_with_the_right_things(spark: Spark
     sql = "SELECT a.value FROM a JOIN b ON a.value = b.value"
     with plait.Engine(spark, checkpoint=str(tmp_path)) as engine:
         refused("UNKNOWN_STREAM", QueryError, lambda: engine.query("q", sql))
-        refused("NO_QUERY", QueryError, engine.start)
+        refused("NO_STREAM", StreamError, engine.start)
         refused("NO_QUERY", QueryError, engine.explain)
         refused("NOT_STREAMING", StreamError, lambda: engine.stream("a", spark.range(3)))
         refused("NOT_STREAMING", StreamError, lambda: engine.stream("a", "a.parquet"))  # type: ignore[arg-type]

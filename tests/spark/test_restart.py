@@ -198,13 +198,13 @@ def test_spark_ahead_of_the_manifests_is_refused(made: Pair, tmp_path: Path) -> 
     for path in lost:
         path.unlink()
     error = pair.refused("EPOCH_GAP")
-    assert "Spark has committed epoch 2" in error.cause
+    assert "Spark has committed batch 2" in error.cause
     with pair.engine() as engine, pytest.raises(CheckpointError, match="EPOCH_GAP"):
         plait.QueryHandle(engine, "q").results()
     # Without its commits Spark asks for the epoch it planned last.
     for path in commits:
         path.unlink()
-    assert "Spark asks for epoch 2" in pair.refused("EPOCH_GAP").cause
+    assert "Spark asks for batch 2" in pair.refused("EPOCH_GAP").cause
     for path, data in {**lost, **commits}.items():
         path.write_bytes(data)
     assert pair.run() == [3]

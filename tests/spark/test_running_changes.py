@@ -30,11 +30,11 @@ class Shop:
         self.rows: dict[str, list[tuple[int, int]]] = {n: [] for n in "ab"}
         self.add(0)
 
-    def engine(self) -> plait.Engine:
+    def engine(self, keep: str = "used") -> plait.Engine:
         config = plait.Config(sync=False)
         engine = plait.Engine(self.spark, str(self.folder / "checkpoint"), config)
         for name, stream in self.streams.items():
-            engine.stream(name, stream.frame())
+            engine.stream(name, stream.frame(), keep=keep)
         return engine
 
     def add(self, number: int, rows: int = 6) -> None:
@@ -137,8 +137,8 @@ def test_what_is_wrong_is_told_to_its_sender_and_the_run_goes_on(spark: SparkSes
             assert code in str(told.value)
         with pytest.raises(QueryError, match="DUPLICATE_QUERY"):
             engine.query("FIRST", JOIN)
-        with pytest.raises(StreamError, match="RUNNING"):
-            engine.stream("c", shop.streams["a"].frame())
+        with pytest.raises(StreamError, match="DUPLICATE_STREAM"):
+            engine.stream("A", shop.streams["a"].frame())
         with pytest.raises(StreamError, match="RUNNING"):
             engine.drop("a")
         engine.drop("was_never_there")
@@ -149,6 +149,105 @@ def test_what_is_wrong_is_told_to_its_sender_and_the_run_goes_on(spark: SparkSes
         run.stop()
         with pytest.raises(QueryError, match="NOT_RUNNING"):
             engine.query("after", JOIN).await_live(1)
+
+
+def test_what_spark_selects_already_is_changed_without_stopping_it(spark: SparkSession, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path)
+    with shop.engine() as engine:
+        first = engine.query("first", JOIN)
+        run = engine.start(every=PACE)
+        shop.arrived(run)
+        streaming = run._now.query
+        ways = []
+        for number in range(2):
+            late = engine.query(f"late{number}", f"{JOIN} WHERE a.v > {number}", since="new")
+            assert late.await_live(60)
+            shop.add(number + 1)
+            shop.arrived(run)
+            assert rows_of(late) == shop.joined(lambda a, b, n=100 * number + 100: a >= n and b >= n)
+            ways.append(run.last_progress["changes"]["last"])
+        engine.drop("late1")
+        assert engine.replace("late0", f"{JOIN} WHERE b.v > 1", since="new").await_live(60)
+        wait_until(lambda: "late1" not in engine._in_force.queries, run)
+        assert ways == ["in_place"] * 2
+        assert run._now.query is streaming
+        # What only Spark can evaluate, and what it does not select, needs another streaming query.
+        only_spark = engine.query("spark", f"{JOIN} WHERE CAST(a.v AS STRING) RLIKE '3'", since="new")
+        assert only_spark.await_live(60)
+        wait_until(lambda: run._now.driver.feedback.changes.restarts == 1, run)
+        assert run._now.query is not streaming
+        shop.add(4)
+        shop.arrived(run)
+        assert rows_of(first) == shop.joined()
+        assert rows_of(only_spark) == shop.joined(lambda a, b: a >= 400 and b >= 400 and "3" in str(a))
+        run.stop()
+
+
+def test_an_engine_without_queries_runs_and_an_idle_one_admits_builds_and_looks_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    shop = Shop(spark, tmp_path)
+    delivered: list[int] = []
+    with shop.engine(keep="all") as engine:
+        run = engine.start(every=PACE)
+        shop.arrived(run)
+        # Nothing arrives from here on.
+        first = engine.query("first", JOIN, since="state").foreach_batch(lambda rows, _: delivered.append(rows.count()))
+        assert first.await_live(60), "its stores are built from what is kept"
+        wait_until(lambda: sum(delivered) == shop.joined().total(), run)
+        now = engine.query("now", JOIN)
+        assert now.await_live(60)
+        kept = engine.query("kept", f"{JOIN} WHERE a.v > 2", since="state")
+        wait_until(lambda: rows_of(kept) == shop.joined(lambda a, b: a > 2), run)
+        shop.add(1)
+        shop.arrived(run)
+        assert rows_of(kept) == shop.joined(lambda a, b: a > 2)
+        assert rows_of(now) == shop.joined(lambda a, b: a >= 100 or b >= 100)
+        assert sum(delivered) == shop.joined().total()
+        reports = run.recent_progress
+        assert [p["epoch"] for p in reports] == list(range(len(reports)))
+        batches = [p["batch"] for p in reports if p["batch"] is not None]
+        assert batches == list(range(len(batches)))
+        assert len(batches) < len(reports)
+        for query in ("first", "now", "kept"):
+            engine.drop(query)
+        wait_until(lambda: not engine._in_force.queries, run)
+        shop.add(2)
+        shop.arrived(run)
+        run.stop()
+        assert run.exception is None
+    # Spark's batches and epochs have other numbers by now.
+    with shop.engine(keep="all") as engine:
+        again = engine.query("again", JOIN, since="state")
+        shop.add(3)
+        run = engine.start(every=PACE)
+        wait_until(lambda: rows_of(again) == shop.joined(), run)
+        run.stop()
+
+
+def test_streams_and_tables_are_registered_while_the_engine_runs(spark: SparkSession, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path)
+    with shop.engine() as engine:
+        first = engine.query("first", JOIN)
+        run = engine.start(every=PACE)
+        shop.arrived(run)
+        more = ScriptedStream(spark, tmp_path / "c", "k bigint, w bigint")
+        with engine.changes():
+            engine.stream("c", more.frame())
+            engine.table("names", spark.createDataFrame([(i, f"n{i}") for i in range(3)], "k bigint, name string"))
+            with_c = engine.query("with_c", "SELECT a.v, c.w FROM a JOIN c ON a.k = c.k", since="new")
+            named = engine.query("named", "SELECT c.w, n.name FROM c JOIN names n ON c.k = n.k", since="new")
+        assert with_c.await_live(60)
+        assert named.await_live(60)
+        shop.add(1)
+        more.add([(0, 7), (1, 8)])
+        shop.arrived(run)
+        wait_until(lambda: rows_of(named) == Counter({(7, "n0"): 1, (8, "n1"): 1}), run)
+        wanted = Counter((v, w) for k, v in shop.rows["a"] for c, w in ((0, 7), (1, 8)) if c == k and v >= 100)
+        assert rows_of(with_c) == wanted
+        assert rows_of(first) == shop.joined()
+        run.stop()
+        assert run.exception is None
 
 
 def test_many_threads_add_and_drop_at_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_stream_that_never_ends_delivers_while_it_runs(spark: SparkSession, tm
         run = engine.start(every="0 seconds")
         assert not run.await_termination(0.1)
         with pytest.raises(plait.StreamError, match="RUNNING"):
-            engine.stream("c", streams["a"].frame())
+            engine.drop("a")
         for _ in range(600):
             if seen or run.await_termination(0.1):
                 break

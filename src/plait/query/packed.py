@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any
 
-KEPT = 16
+KEPT = 64
 """Values that a process keeps: plans and inputs of the engines it works for, and their last ones."""
 
 
@@ -32,10 +32,11 @@ class Packed(ABC):
         """The inverse of `to_json`."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return unpacked, (type(self).from_json, self._packed)
+        return unpacked, (type(self).from_json, self.packed)
 
     @cached_property
-    def _packed(self) -> bytes:
+    def packed(self) -> bytes:
+        """Its bytes, for `unpacked`."""
         return zlib.compress(self.to_json().encode(), 1)
 
 

@@ -130,6 +130,28 @@ class CatalogInForce:
 
 
 @dataclass(frozen=True)
+class ChangesReport:
+    """How changes of a running engine's queries were admitted, since it was started."""
+
+    in_place: int = 0
+    """Changes that the driver admitted between two epochs, within what Spark's streaming query selects anyway."""
+    restarts: int = 0
+    """Changes for which the streaming query was stopped and started: it has to select something else."""
+    last: str | None = None
+    """The way of the last one, `in_place` or `restart`."""
+    waited_seconds: float = 0.0
+    """From the call that asked for the last one until it was part of the catalog."""
+    seconds: float = 0.0
+    """What that took of the time between two epochs."""
+
+    def after(self, way: str, waited: float, seconds: float) -> ChangesReport:
+        """With one more."""
+        return ChangesReport(
+            self.in_place + (way == "in_place"), self.restarts + (way == "restart"), way, waited, seconds
+        )
+
+
+@dataclass(frozen=True)
 class PendingMerge:
     """A merge that is begun or due."""
 
@@ -220,6 +242,8 @@ class Progress:
     """What one epoch did, and what is in force after it.  Queries go by the names that people call them."""
 
     epoch: int
+    batch: int | None
+    """Spark's number of it; None if no rows had arrived, and Spark knows nothing of it."""
     timestamp: float
     """When it was reported, in seconds since 1970."""
     clock: float
@@ -238,6 +262,7 @@ class Progress:
     watermarks: Mapping[str, int | None]
     catalog: CatalogInForce
     """As of the next epoch."""
+    changes: ChangesReport
     builds: Mapping[str, float]
     tasks: int
     seconds: Mapping[str, float]
@@ -256,6 +281,7 @@ class Progress:
             **_shallow(self),
             "state": self.state.json,
             "catalog": self.catalog.json,
+            "changes": asdict(self.changes),
             "edges": {str(node): asdict(count) for node, count in self.edges.items()},
             "driven": {relation: asdict(done) for relation, done in self.driven.items()},
             "optimiser": self.optimiser.json,

@@ -53,7 +53,7 @@ def _manifest(epoch: Epoch) -> Manifest:
         epoch=epoch.number,
         token=services.checkpoint.token,
         plan=plan.digest,
-        source=source_digest(services.checkpoint.files, epoch.number),
+        source="" if epoch.batch is None else source_digest(services.checkpoint.files, epoch.batch),
         clock_us=task.clock_us,
         watermark_ms=least_watermark_ms(plan, marks, policy),
         max_event_ms=latest(now.live.max_event_ms, account.max_event_ms),
@@ -74,6 +74,8 @@ def _manifest(epoch: Epoch) -> Manifest:
         replaced=(*account.replaced, *_of_dropped(services)),
         before_marks_ms=marks_before(now.live),
         begins=now.catalog.begins(epoch.number),
+        batch=now.live.batch if epoch.batch is None else epoch.batch,
+        idle=epoch.batch is None,
     )
 
 

@@ -38,7 +38,12 @@ def deliver(epoch: Epoch) -> None:
     """Sinks that have no receipt for this epoch get its rows; answers follow while the next epoch is joined."""
     services, rows = epoch.driver.services, epoch.driver.now.rows
     assert epoch.manifest is not None
+    _deliver_joined(services, epoch.manifest, rows)
+    if any(answer.sink.delivers for answer in services.sources.answers.values()):
+        services.behind.start(partial(_answer, services, epoch.manifest, rows, epoch.seconds))
 
+
+def _deliver_joined(services: Services, manifest: Manifest, rows: ResultRows) -> None:
     def to(query: str, sink: Sink) -> HandOver:
         def hand_over(number: int, files: list[ResultFile]) -> None:
             with files_for(rows, sink, files) as paths, named(query, number):
@@ -46,13 +51,11 @@ def deliver(epoch: Epoch) -> None:
 
         return hand_over
 
-    ran, parked = epoch.manifest.rows_out, services.parking.of
+    ran, parked = manifest.rows_out, services.parking.of
     wanted = {query: sink for query, sink in services.sinks.items() if sink.delivers and query in ran}
     sinks = {query: to(query, sink) for query, sink in wanted.items() if parked(query) is None}
     if sinks:
-        commits.deliver(services.checkpoint, epoch.manifest, sinks, partial(_failed, services, epoch.manifest))
-    if any(answer.sink.delivers for answer in services.sources.answers.values()):
-        services.behind.start(partial(_answer, services, epoch.manifest, rows, epoch.seconds))
+        commits.deliver(services.checkpoint, manifest, sinks, partial(_failed, services, manifest))
 
 
 def _failed(services: Services, manifest: Manifest, query: str, error: Exception) -> None:
@@ -85,21 +88,30 @@ def catch_up(driver: Driver) -> None:
     services = driver.services
     checkpoint = services.checkpoint
     last = checkpoint.log.last()
-    _claim(services, ran=last is not None)
+    claim(services, ran=last is not None)
     remove_torn(checkpoint)
     manifest = None if last is None else checkpoint.log.read(last)
+    if manifest is not None and manifest.idle:
+        # Spark knows nothing of it, and will not repeat it.
+        _deliver_joined(services, manifest, driver.now.rows)
     if manifest is not None:
         _answer(services, manifest, driver.now.rows, {})
 
 
-def _claim(services: Services, ran: bool) -> None:
-    """What sinks write to belongs to their queries, before anything is delivered."""
+def claim(services: Services, ran: bool, before: Services | None = None) -> None:
+    """What sinks write to belongs to their queries, before anything is delivered; `before` has claimed its own."""
     checkpoint = services.checkpoint
-    answers = {name: answer.sink for name, answer in services.sources.answers.items()}
-    for query, sink in {**services.sinks, **answers}.items():
-        # What a parked query writes to may be what is broken.
-        if services.parking.of(query) is None:
+    claimed = {} if before is None else _all_sinks(before)
+    for query, sink in _all_sinks(services).items():
+        if claimed.get(query) is not sink:
             sink.claim(owner_of(checkpoint.files, checkpoint.id, query), ran)
+
+
+def _all_sinks(services: Services) -> dict[str, Sink]:
+    answers = {name: answer.sink for name, answer in services.sources.answers.items()}
+    both = {**services.sinks, **answers}
+    # What a parked query writes to may be what is broken.
+    return {query: sink for query, sink in both.items() if services.parking.of(query) is None}
 
 
 def _answer(services: Services, manifest: Manifest, rows: ResultRows, seconds: dict[str, float]) -> None:

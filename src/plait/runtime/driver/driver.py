@@ -1,6 +1,6 @@
 """What lives from epoch to epoch on the driver, by who may change it.  All of it can be rebuilt from the checkpoint.
 
-    Services   fixed for the life of a run: Spark, the checkpoint, settings, the clock, sinks
+    Services   what epochs are run by: Spark, the checkpoint, settings, the clock, the sinks of the queries in force
     InForce    what the next epoch runs with (live state, catalog, plan): one frozen value, replaced as a whole
     Feedback   what past epochs have taught: the optimiser, sizes, durations, reports
 
@@ -21,7 +21,7 @@ from plait.config import Config
 from plait.errors import PlaitError
 from plait.query.observed import Observed
 from plait.query.plan import Plan
-from plait.query.progress import CatalogInForce, OptimiserReport, Progress, Replanned
+from plait.query.progress import CatalogInForce, ChangesReport, OptimiserReport, Progress, Replanned
 from plait.runtime.answers.answer import Sources
 from plait.runtime.answers.answer_queue import Behind
 from plait.runtime.answers.result_reader import ResultRows
@@ -69,7 +69,7 @@ class Changes(Protocol):
 
 @dataclass(frozen=True)
 class Services:
-    """What epochs are run by, from the first to the last of a run."""
+    """What epochs are run by.  Sinks, answers and tables are those of the queries in force; the rest never changes."""
 
     spark: SparkSession
     checkpoint: Checkpoint
@@ -142,6 +142,8 @@ class Feedback:
     """Seconds that the tasks of the last epoch worked, all together; before the first, as many as are expected."""
     failure: PlaitError | None = None
     """What ended the run."""
+    changes: ChangesReport = field(default_factory=ChangesReport)
+    """How changes of queries were admitted, since this run began."""
 
 
 @dataclass
@@ -149,8 +151,18 @@ class Driver:
     """All that lives from epoch to epoch."""
 
     services: Services
+    """Replaced between two epochs, where a change of queries needs no other streaming query."""
     now: InForce
     feedback: Feedback = field(default_factory=Feedback)
+    replays: bool = False
+    """Whether Spark is to repeat the last epoch, which is committed: until then sinks may lack its rows."""
+
+    def goes_on_with(self, services: Services, planner: Planner) -> None:
+        """Other queries from the next epoch on: between two epochs, and once their catalog is durable."""
+        assert services.changes is not None
+        self.services, self.feedback.planner = services, planner
+        now = self.now.with_plan(planner.plan)
+        self.now = replace(now, catalog=services.changes.catalog_in_force, samples=planner.samples)
 
     @property
     def tasks(self) -> int:
@@ -169,6 +181,8 @@ class Epoch:
     number: int
     buckets: DataFrame
     driver: Driver
+    batch: int | None
+    """Spark's number of it; None if Spark knows nothing of it, because no rows have arrived."""
     seconds: dict[str, float] = field(default_factory=dict)
     """By step."""
     task: EpochTask | None = None

@@ -102,6 +102,7 @@ def _progress(epoch: Epoch) -> Progress:
     watermarks = watermarks_ms(plan, live.marks_ms, services.watermark_policy)
     return Progress(
         epoch=epoch.number,
+        batch=epoch.batch,
         timestamp=time.time(),
         clock=task.clock_us / 1e6,
         rows_in=account.rows_in,
@@ -117,6 +118,7 @@ def _progress(epoch: Epoch) -> Progress:
         watermark_ms=live.watermark_ms,
         watermarks={shown(query): at for query, at in watermarks.items()},
         catalog=_with_parked(services, driver.now.catalog),
+        changes=driver.feedback.changes,
         builds={store: groups / KEY_GROUPS for store, groups in live.builds.items()},
         tasks=task.tasks,
         seconds=epoch.seconds,

@@ -100,12 +100,19 @@ def _changed(folder: str) -> bool:
     return now != before
 
 
+def last_batch(checkpoint: Checkpoint) -> int:
+    """The last of Spark's batches that is committed; −1 before the first."""
+    last = checkpoint.log.last()
+    manifest = None if last is None else checkpoint.log.read(last)
+    return -1 if manifest is None else manifest.spark_batch
+
+
 def remove_torn(checkpoint: Checkpoint) -> None:
     """Deletes drafts of Spark's logs, and empty ones, which a power cut leaves of files not yet synced.
 
     Listings in use stay.
     """
-    files, last = checkpoint.files, checkpoint.log.last()
+    files, last = checkpoint.files, last_batch(checkpoint)
     # A query that is stopped while it writes its first offsets leaves a draft; Spark starts on an empty folder only.
     for folder in ("spark/offsets", "spark/commits"):
         names = files.names(folder)
@@ -115,9 +122,9 @@ def remove_torn(checkpoint: Checkpoint) -> None:
                 files.delete(f"{folder}/{name}")
     if not files.local:
         return
-    relied = {} if last is None else _offsets(files, last)
+    relied = _offsets(files, last)
     # Without its offsets Spark plans the epoch again; `same_source` then tells whether that is the same one.
-    folders = {"spark/commits": -1, "spark/offsets": -1 if last is None else last - 1}
+    folders = {"spark/commits": -1, "spark/offsets": last - 1}
     for source in files.names("spark/sources"):
         folders[f"spark/sources/{source}"] = _listing(relied.get(source, ""))
     torn = ["spark/metadata"]

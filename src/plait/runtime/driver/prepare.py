@@ -14,7 +14,7 @@ from plait.runtime.driver.offsets import make_durable
 from plait.runtime.driver.sinks import Parquet
 from plait.runtime.driver.watermarks import horizons_us
 from plait.runtime.spark.frames import estimated_bytes
-from plait.runtime.task.bucketise import PROPERTY, EpochParameters
+from plait.runtime.task.bucketise import INPUTS, PROPERTY, EpochInputs, EpochParameters
 from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.task_memory import compress_above, task_memory
 from plait.state.segments.segment import SegmentInfo
@@ -33,7 +33,8 @@ def prepare(epoch: Epoch) -> None:
     """Fixes what the epoch works on: tasks, clock, live segments, and the merges it does on the way."""
     driver, services = epoch.driver, epoch.driver.services
     config, live, plan = services.config, driver.now.live, epoch.plan
-    epoch.await_durable = make_durable(services.checkpoint, epoch.number)
+    if epoch.batch is not None:
+        epoch.await_durable = make_durable(services.checkpoint, epoch.batch)
     if driver.feedback.work is None:
         driver.feedback.work = _expected_work(epoch)
     clock_us = max(live.clock_us, services.clock())
@@ -79,7 +80,9 @@ def prepare(epoch: Epoch) -> None:
     )
     latest_us = None if config.max_future_us is None else clock_us + config.max_future_us
     parameters = EpochParameters(driver.tasks, clock_us, live.marks_ms, services.watermark_policy, latest_us)
-    services.spark.sparkContext.setLocalProperty(PROPERTY, parameters.to_property())
+    context = services.spark.sparkContext
+    context.setLocalProperty(PROPERTY, parameters.to_property())
+    context.setLocalProperty(INPUTS, EpochInputs.of_plan(plan.inputs).to_property())
 
 
 def _expected_work(epoch: Epoch) -> float:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.errors import CheckpointError, StreamError
+from plait.runtime.driver.offsets import last_batch
 from plait.runtime.spark.named_sources import (
     EVOLUTION,
     fill_names,
@@ -178,8 +179,8 @@ def _refuse_unnamed(given: Mapping[str, tuple[str | None, ...]]) -> None:
 
 
 def _refuse_unfinished(checkpoint: Checkpoint, dropped: Iterable[str]) -> None:
-    begun, committed = _newest(checkpoint, "spark/offsets"), checkpoint.log.last()
-    if begun > (-1 if committed is None else committed):
+    begun = _newest(checkpoint, "spark/offsets")
+    if begun > last_batch(checkpoint):
         which = ", ".join(sorted(dropped))
         raise CheckpointError(
             "EPOCH_UNFINISHED",

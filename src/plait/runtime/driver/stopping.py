@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _PATIENCE_SECONDS = 30.0
 """How long an epoch that was turned away waits for Spark to be stopped: much longer than that takes."""
@@ -31,9 +31,13 @@ class Stopping:
 
     active: Callable[[], bool] = lambda: False
     """Whether Spark still runs the query."""
+    admit: Callable[[], object] = lambda: None
+    """Admits changes of queries before an epoch begins."""
     asked: bool = False
     impatient: bool = False
     """Whoever stops does not wait for the running epoch."""
+    last_rows: float = field(default_factory=time.monotonic)
+    """When an epoch with rows has ended, or the run has begun."""
     at_work: int | None = None
     """The thread that an epoch runs in."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 
 def is_classic(given: object) -> bool:
@@ -26,3 +26,9 @@ def estimated_bytes(rows: DataFrame) -> int:
     """Spark's estimate of the bytes that a DataFrame reads."""
     java: Any = rows._jdf
     return int(java.queryExecution().optimizedPlan().stats().sizeInBytes())
+
+
+def cloned(spark: SparkSession) -> SparkSession:
+    """A session with the same settings, which can be changed without touching the user's."""
+    java: Any = spark._jsparkSession
+    return SparkSession(spark.sparkContext, java.cloneSession())

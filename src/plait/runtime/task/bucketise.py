@@ -1,8 +1,10 @@
 """From a source's rows to buckets: filter and compute in Spark, then drop late rows, hash, sort and cut in Python.
 
 Spark sees `df.where(filters).select(columns)`, so filters and column pruning reach the source.  The Python side
-gets only the columns the plan needs.  What changes from epoch to epoch (number of tasks, watermark, clock) arrives
-as a local property of the Spark job, so the streaming query itself is planned once.
+gets only the columns that queries need.  What changes from epoch to epoch arrives as local properties of the Spark
+job: the number of tasks, watermark and clock (`EpochParameters`), and what the queries of this epoch need of every
+stream (`EpochInputs`).  So the streaming query itself is planned once, and queries come and go within what it selects
+(`selections.py`).
 
 A stream with several keys is sorted by each of them, and travels as often.  Where one task owns all keys it travels
 once, as it came, and is sorted there: `cuts`.
@@ -11,6 +13,7 @@ once, as it came, and is sorted there: `cuts`.
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -24,6 +27,7 @@ from pyspark.sql import DataFrame
 
 from plait.kernels import I64, U64, Flags
 from plait.kernels.sets import latest_of_bits, moved_bits
+from plait.query.packed import unpacked
 from plait.query.store import (
     ARRIVED,
     CORRUPT,
@@ -39,11 +43,12 @@ from plait.query.store import (
 )
 from plait.runtime.task.exchange import SCHEMA, Cut, Outbox
 from plait.runtime.task.notes import SourceNote
-from plait.runtime.task.selections import extra_columns, masked_by_task, with_bits
+from plait.runtime.task.selections import Selection, with_bits
 from plait.state.segments.columns import in_utc, single, take
 from plait.state.segments.keys import hash_key, null_rows
 
 PROPERTY = "plait.epoch"
+INPUTS = "plait.inputs"
 _SLICE_ROWS = 1 << 20
 _SLICE_BYTES = 16 << 20
 _LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -69,10 +74,7 @@ class EpochParameters:
     @staticmethod
     def current() -> EpochParameters:
         """The parameters of the job this task belongs to."""
-        context = TaskContext.get()
-        text = None if context is None else context.getLocalProperty(PROPERTY)
-        assert text is not None, "bucketising runs inside an epoch's job"
-        return EpochParameters.from_property(text)
+        return EpochParameters.from_property(_local_property(PROPERTY))
 
     @staticmethod
     def from_property(text: str) -> EpochParameters:
@@ -80,32 +82,60 @@ class EpochParameters:
         return EpochParameters(**json.loads(text))
 
 
-def bucketised(df: DataFrame, source: Input) -> DataFrame:
-    """The stream as buckets."""
+@dataclass(frozen=True)
+class EpochInputs:
+    """What this epoch's queries need of every stream, by its name: packed, so that a task unpacks its own only."""
+
+    packed: Mapping[str, str]
+
+    @staticmethod
+    def of_plan(inputs: Iterable[Input]) -> EpochInputs:
+        """Those of streams; rows of a table come with their own."""
+        return EpochInputs({i.relation: b64encode(i.packed).decode() for i in inputs if not i.table})
+
+    def to_property(self) -> str:
+        """Text for `SparkContext.setLocalProperty`."""
+        return json.dumps(self.packed)
+
+    @staticmethod
+    def current() -> EpochInputs:
+        """Those of the job this task belongs to."""
+        return EpochInputs(json.loads(_local_property(INPUTS)))
+
+    def of(self, relation: str) -> Input:
+        """What is needed of a stream; a worker that has seen it in an earlier epoch has it already."""
+        found = unpacked(Input.from_json, b64decode(self.packed[relation]))
+        assert isinstance(found, Input)
+        return found
+
+
+def _local_property(name: str) -> str:
+    context = TaskContext.get()
+    text = None if context is None else context.getLocalProperty(name)
+    assert text is not None, "bucketising runs inside an epoch's job"
+    return text
+
+
+def bucketised(df: DataFrame, relation: str, selection: Selection, fixed: Input | None = None) -> DataFrame:
+    """A stream as buckets: what is made of it is told with every epoch, unless it is `fixed`."""
     # Numbered, because mapInArrow looks its columns up by name, and a dot in one (`1.5D`, `a.b`) would mislead it.
-    numbers = {c.name: f"c{i}" for i, c in enumerate(source.columns)}
     # As text, and few steps: each is analysed by itself, for every source of an engine that starts.
-    columns = [f"({c.sql}) AS {numbers[c.name]}" for c in source.columns]
-    passing = ""
-    if source.needed is not None:
+    columns = [f"({c.sql}) AS c{i}" for i, c in enumerate(selection.columns)]
+    if selection.needed is not None:
         # NULL is not needed.
-        columns.append(f"CASE WHEN {source.needed} THEN true ELSE false END AS `{NEEDED}`")
-    if source.corrupt is not None:
-        columns.append(f"`{source.corrupt}` IS NOT NULL AS `{CORRUPT}`")
-    if masked_by_task(source):
-        columns += [f"`{name.replace('`', '``')}` AS x{i}" for i, name in enumerate(extra_columns(source))]
-    elif not source.texts:
-        # Nobody reads the stream, but it stays a source of the streaming query.
-        df = df.where("false")
-    elif len(source.texts) > 1:
-        words = mask_columns(len(source.texts))
-        columns += [f"{_bits(source.texts, number)} AS `{word}`" for number, word in enumerate(words)]
-        if None not in source.texts:
-            passing = " OR ".join(f"`{word}` != 0" for word in words)
-    elif source.texts[0] is not None:
-        df = df.where(source.texts[0])
+        columns.append(f"CASE WHEN {selection.needed} THEN true ELSE false END AS `{NEEDED}`")
+    if selection.corrupt is not None:
+        columns.append(f"`{selection.corrupt}` IS NOT NULL AS `{CORRUPT}`")
+    words = mask_columns(len(selection.bits))
+    columns += [f"{_bits(selection.bits, number)} AS `{word}`" for number, word in enumerate(words)]
+    passing = ""
+    if selection.passing and selection.passing == selection.bits:
+        passing = " OR ".join(f"`{word}` != 0" for word in words)
+    elif selection.passing is not None:
+        # Where nobody reads a stream, it stays a source of the streaming query.
+        df = df.where(" OR ".join(f"({text})" for text in selection.passing) or "false")
     selected = df.selectExpr(*columns) if columns else df.selectExpr("0 AS nothing")
-    return (selected.where(passing) if passing else selected).mapInArrow(_bucketise(source), SCHEMA)
+    return (selected.where(passing) if passing else selected).mapInArrow(_bucketise(relation, selection, fixed), SCHEMA)
 
 
 def _bits(texts: Sequence[str | None], word: int) -> str:
@@ -117,24 +147,18 @@ def _bits(texts: Sequence[str | None], word: int) -> str:
     return " | ".join(f"({bit})" for bit in bits)
 
 
-def selected_columns(source: Input) -> list[str]:
-    """What Spark hands over of every row, in this order."""
-    names = [c.name for c in source.columns]
-    names += [NEEDED] if source.needed is not None else []
-    names += [CORRUPT] if source.corrupt is not None else []
-    if masked_by_task(source):
-        return names + extra_columns(source)
-    return names + (list(mask_columns(len(source.texts))) if len(source.texts) > 1 else [])
-
-
-def _bucketise(source: Input) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    names = selected_columns(source) or ["nothing"]
+def _bucketise(
+    relation: str, selection: Selection, fixed: Input | None
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    names = selection.names or ["nothing"]
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        named: Iterator[pa.RecordBatch] = (batch.rename_columns(names) for batch in batches)
-        if masked_by_task(source):
-            named = chain.from_iterable(with_bits(batch, source).to_batches() for batch in named if batch.num_rows)
-        yield from buckets(named, source, EpochParameters.current())
+        source = fixed or EpochInputs.current().of(relation)
+        named = (batch.rename_columns(names) for batch in batches)
+        rows = chain.from_iterable(
+            with_bits(batch, selection, source).to_batches() for batch in named if batch.num_rows
+        )
+        yield from buckets(rows, source, EpochParameters.current())
 
     return run
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
@@ -25,7 +25,7 @@ from plait.config import KEY_GROUPS
 from plait.kernels.hashing import owner
 from plait.kernels.runs import merge_order
 from plait.query.store import HASH
-from plait.runtime.task.notes import Note, written
+from plait.runtime.task.notes import Note, SourceNote, written
 from plait.runtime.task.spill import Spill, Spilled
 from plait.state.segments.columns import take_table
 from plait.state.segments.run import first_from
@@ -48,6 +48,12 @@ Cut = Callable[[pa.Table], Iterable[tuple[int, pa.Table]]]
 def exchange(rows: DataFrame, tasks: int) -> DataFrame:
     """Carries every row to the task it is for."""
     return rows.repartitionById(tasks, F.col("task"))
+
+
+def nothing_arrived(session: SparkSession) -> DataFrame:
+    """What the sources of an epoch without rows would send: a note that says so."""
+    note = written(SourceNote("")).hex()
+    return session.range(1, numPartitions=1).selectExpr("0 AS task", f"{DESCRIPTOR} AS edge", f"X'{note}' AS payload")
 
 
 @dataclass

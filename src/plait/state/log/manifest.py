@@ -142,6 +142,15 @@ class Manifest:
     """By store the latest birth of a row that was let expire."""
     builds: dict[str, int] = field(default_factory=dict)
     """By store that is being built, the key groups of its source that are copied."""
+    batch: int | None = None
+    """The last of Spark's batches that is committed; None in manifests of earlier releases: the epoch's number."""
+    idle: bool = False
+    """Whether it has no batch of its own: it was run while no rows arrived."""
+
+    @property
+    def spark_batch(self) -> int:
+        """The last of Spark's batches that is committed with it."""
+        return self.epoch if self.batch is None else self.batch
 
     def encode(self) -> bytes:
         """The bytes of its file."""
@@ -187,6 +196,8 @@ class LiveState:
     marks_ms: dict[str, int] = field(default_factory=dict)
     let_go: dict[str, int] = field(default_factory=dict)
     builds: dict[str, int] = field(default_factory=dict)
+    batch: int = -1
+    """The last of Spark's batches that is committed."""
     legacy: bool = False
     """Whether format 3 wrote it: its segments do not say what their query sets mean."""
 
@@ -216,6 +227,7 @@ class LiveState:
             marks_ms=manifest.marks_ms,
             let_go=manifest.let_go,
             builds=manifest.builds,
+            batch=manifest.spark_batch,
             legacy=manifest.catalog < 0,
         )
 
