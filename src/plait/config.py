@@ -38,6 +38,7 @@ DRIVER_POLICIES = (
 COST_MODELS = ("engine", "recursive")
 COST_VARIANTS = ("full", "query_cost_only", "match_cost_only", "no_smoothing")
 SHARING = ("naive", "ilp")
+STORES = ("auto", "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,10 @@ class Config:
     sharing: str = "naive"
     """How probe orders of several queries are chosen.  `naive`: each join structure by itself; queries share what their
     orders have in common.  `ilp`: all together, so that they have more in common (paper 001)."""
+
+    stores: str = "auto"
+    """By which keys streams are stored.  `auto`: without those for which a wider key stands, as far as probe orders can
+    do without.  `all`: by every key that any probe order might use."""
 
     sharing_seconds: float = 0.5
     """What choosing orders together may take each time; the best that is found by then is used."""
@@ -143,6 +148,7 @@ class Config:
             ("cost_model", COST_MODELS),
             ("cost_variant", COST_VARIANTS),
             ("sharing", SHARING),
+            ("stores", STORES),
             ("on_missing_query", ("refuse", "drop")),
         )
         for name, known in choices:

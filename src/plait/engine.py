@@ -249,7 +249,7 @@ class Engine:
         """What the next epoch would run with."""
         self._restore()
         self._catalog = self._in_force
-        asked = self._registered.asked(self.config.on_missing_query)
+        asked = self._registered.asked(self.config.on_missing_query, self.config.stores)
         self._live = self.checkpoint.log.live()
         if self._live.legacy or (self._catalog.version < 0 and self.checkpoint.catalog() is not None):
             self._upgrade(asked)
