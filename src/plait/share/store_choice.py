@@ -6,8 +6,8 @@ all columns of the first), and every driver still reaches all others: it joins w
 before.  TPC-H Q9 so keeps `lineitem` by order and by (part, supplier), and neither by part nor by supplier: new parts
 look up `partsupp` first.
 
-Invariant.  From every driver there is an order in which each next alias is stored by a key that was joined.  What can be
-looked up once, can be looked up later too: so a planner that takes any of these as its next probe never gets stuck.
+Invariant.  From every driver there is an order in which each next alias is stored by a key that was joined.  What can
+be looked up once, can be looked up later too: so a planner that takes any of these as its next probe never gets stuck.
 
 Only wider keys replace a key: to reach a stream in a roundabout way by another key altogether may mean joining streams
 that have little in common first (TPC-H Q5: suppliers with customers of their nation), which no saving is worth.

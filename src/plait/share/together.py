@@ -29,7 +29,6 @@ from plait.share.structure import Group
 from plait.share.workload import Query, workload
 from plait.stats.counters import QueryForecast
 
-
 UNROUTED_NS = 1e10
 """Price of a probe by a key that tuples do not carry: it cannot be executed, and must never be cheapest."""
 
