@@ -7,7 +7,13 @@ One folder per benchmark.  In each, `benchmark` has `run(out, options, console)`
     orders    the orderers of paper 000 against each other, and a drift of the selectivities
     drivers   the driver policies of paper 003 against each other
     sets      hundreds of queries in one engine, by the generator of paper 004
+    ilp       the joint optimiser of many queries on paper 001's random workloads; nothing is executed
     state     state larger than memory: paper 002's Figures 5 to 7, a soak, and other ways of keeping state
+
+By themselves, `python -m benchmarks.NAME`:
+
+    reading        how long registering a query takes on a warm engine, and in how many calls of the JVM
+    long_lives     what an epoch and a restart cost after very many epochs
 
 What they share:
 

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from plait.admission import Admission, Admitted, Asked, Snapshot, admitted
 from plait.attendant import REQUEST, Attendant
 from plait.catalog.catalog import Catalog
-from plait.catalog.settings import meaning, refuse_changed_meaning
+from plait.catalog.settings import refuse_changed_meaning
 from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
 from plait.errors import PlaitError, QueryError, StreamError
@@ -37,9 +37,11 @@ from plait.runtime.driver.steady_clock import SteadyClock
 from plait.runtime.driver.stopping import Stopping
 from plait.runtime.driver.verified import forget_verified, verified_dir
 from plait.runtime.spark.failures import translated
+from plait.runtime.spark.frames import is_classic
 from plait.runtime.spark.session import forget_origins
 from plait.runtime.task.bucketise import bucketised
 from plait.share.planner import Planner
+from plait.sql.catalyst.sql_settings import meaning
 from plait.starting import deliver_to_old_sinks, loads, refuse_other_positions, triggered
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
@@ -55,7 +57,7 @@ class Engine:
     """
 
     def __init__(self, spark: SparkSession, checkpoint: str, config: Config | None = None) -> None:
-        if not hasattr(spark, "_jsparkSession"):
+        if not is_classic(spark):
             raise StreamError(
                 "SPARK_CONNECT", "a Spark Connect session has no Catalyst to ask", "use a classic session"
             )

@@ -22,6 +22,7 @@ from plait.queries import RegisteredQuery
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
 from plait.runtime.driver.sinks import Rows, make_sink
+from plait.runtime.spark.frames import is_classic
 from plait.sql.catalyst.read_query import relation_of, table_of
 
 KEEP = ("used", "all")
@@ -58,7 +59,7 @@ class Registry:
 
     def add_stream(self, name: str, df: DataFrame, ttl: str | None, needed: str | None, keep: str) -> None:
         """One more stream."""
-        if not hasattr(df, "_jdf"):
+        if not is_classic(df):
             raise StreamError(
                 "NOT_STREAMING", f"{name} is not a DataFrame of a classic session", "read it with spark.readStream"
             )
@@ -74,7 +75,7 @@ class Registry:
     def add_table(self, name: str, df: DataFrame) -> None:
         """One more table."""
         self._refuse_known(name)
-        if not hasattr(df, "_jdf") or df.isStreaming:
+        if not is_classic(df) or df.isStreaming:
             raise StreamError(
                 "NOT_A_TABLE", f"{name} is not a batch DataFrame", "read it with spark.read, or use engine.stream(…)"
             )

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.config import KEY_GROUPS
-from plait.kernels import hashing
-from plait.kernels.hashing import combine, hash_bytes, key_group, mix64, owner, task_bounds
+from plait.kernels import U64, hashing
+from plait.kernels.hashing import combine, group_bounds, hash_bytes, key_group, mix64, owner
 
 WORD = st.integers(0, 2**64 - 1)
 MASK = 2**64 - 1
@@ -100,6 +100,11 @@ def test_combining_depends_on_order() -> None:
 
 def test_the_number_of_key_groups_is_the_configured_one() -> None:
     assert hashing.GROUPS == KEY_GROUPS == 1 << (64 - 54)
+
+
+def task_bounds(tasks: int) -> U64:
+    """The first hash of every task."""
+    return group_bounds(tasks)[:-1].astype(np.uint64) << np.uint64(54)
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 7, 10, 1000, 1023, 1024])

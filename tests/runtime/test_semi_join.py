@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.query.expr import Call, ColumnRef, Expr
-from plait.query.semi_join import OTHER, OWN, Partners, has_plain_equality, key_of
+from plait.query.semi_join import OTHER, OWN, Partners, key_of
+from plait.query.types import has_plain_equality
 from plait.runtime.answers import semi_join as module
 from plait.runtime.answers.semi_join import Others
 

@@ -14,15 +14,6 @@ from pyspark.sql import functions as F
 import plait
 from plait.config import Config
 from plait.errors import CheckpointError, PlaitError, StreamError
-from plait.runtime.driver.named_sources import (
-    EVOLUTION,
-    named,
-    renamed,
-    source_names,
-    starting,
-    supports_names,
-    unnamed,
-)
 from plait.runtime.driver.source_log import (
     FILE,
     SourceNames,
@@ -30,6 +21,15 @@ from plait.runtime.driver.source_log import (
     choose_sources,
     recorded,
     refuse_fixed,
+)
+from plait.runtime.spark.named_sources import (
+    EVOLUTION,
+    named,
+    renamed,
+    source_names,
+    starting,
+    supports_names,
+    unnamed,
 )
 from plait.state.log.checkpoint import Checkpoint
 from plait.testing import ScriptedStream, run_epochs

@@ -26,8 +26,8 @@ from plait.query.relation import Relation
 from plait.runtime.answers.result_reader import ResultRows
 from plait.sql.catalyst.logical import logical_of
 from plait.sql.catalyst.read_query import read_query
+from plait.sql.catalyst.scala import items
 from plait.sql.join import graph_rules
-from plait.sql.join.multiway import items
 from plait.state.segments.evaluate import values
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import bag, batch_join

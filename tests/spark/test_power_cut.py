@@ -133,6 +133,19 @@ def test_a_power_cut_after_any_commit_loses_and_doubles_nothing(
     assert pair.run() == []
 
 
+def test_a_stop_while_spark_writes_its_first_offsets_leaves_a_checkpoint_that_starts(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pair = Pair(spark, tmp_path)
+    pair.run()
+    for folder in ("offsets", "commits"):
+        logs = pair.checkpoint / "spark" / folder
+        assert not [name for name in os.listdir(logs) if name.isdigit()]
+        for left in (".0.0f2a.tmp", "..0.0f2a.tmp.crc", ".0.crc"):
+            (logs / left).write_bytes(b"v1")
+    assert pair.arrive().run() == [0]
+
+
 def test_more_that_arrives_after_the_cut_is_no_part_of_the_epoch_that_was_committed(
     spark: SparkSession, tmp_path: Path
 ) -> None:

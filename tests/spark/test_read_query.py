@@ -31,9 +31,9 @@ from plait.query.graph import JoinGraph
 from plait.query.plan import QueryPlan
 from plait.query.relation import Relation
 from plait.sql.answer.residual import finish
+from plait.sql.catalyst.expressions import Printer, quote
 from plait.sql.catalyst.read_query import read_query, relation_of, reserved_words
-from plait.sql.join.expressions import Printer, quote
-from plait.sql.join.multiway import items
+from plait.sql.catalyst.scala import items
 
 pytestmark = pytest.mark.spark
 

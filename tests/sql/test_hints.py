@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.errors import QueryError
-from plait.sql.join.hints import spelling, ttl_by_alias
+from plait.sql.catalyst.hints import spelling, ttl_by_alias
 
 STREAMS = {"o": "orders", "x": "lines", "y": "lines", "lines": "orders"}
 HOUR = 3_600_000_000

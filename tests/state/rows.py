@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from plait.query.graph import is_exact_key
 from plait.query.relation import ColumnDef
 from plait.query.store import ARRIVED, MASK, Key, Store
+from plait.query.types import is_exact_key
 from plait.state.files.segment_home import SegmentHome
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import seal

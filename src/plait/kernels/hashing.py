@@ -59,11 +59,6 @@ def group_bounds(tasks: int) -> I64:
     return np.arange(tasks + 1, dtype=np.int64) * GROUPS // tasks
 
 
-def task_bounds(tasks: int) -> U64:
-    """The first hash of every task, `tasks` of them; the last task ends with the hashes themselves (at 2⁶⁴)."""
-    return group_bounds(tasks)[:-1].astype(np.uint64) << _SHIFT
-
-
 @lru_cache(maxsize=64)
 def _owners(tasks: int) -> I64:
     return np.repeat(np.arange(tasks, dtype=np.int64), np.diff(group_bounds(tasks)))

@@ -25,6 +25,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from plait.query.types import INTEGRAL
+
 Scalar = bool | int | float | str | None
 
 _OVERFLOWING = ("+", "-", "*", "neg", "abs")
@@ -91,7 +93,7 @@ def may_fail(expr: Expr) -> bool:
     """
     if not isinstance(expr, Call):
         return False
-    integral = expr.type in ("tinyint", "smallint", "int", "bigint")
+    integral = expr.type in INTEGRAL
     divisor = expr.args[-1]
     fails = expr.op in _FAILING or (integral and expr.op in _OVERFLOWING)
     if expr.op in _DIVIDING and isinstance(divisor, Literal):

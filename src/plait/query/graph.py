@@ -15,24 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plait.errors import QueryError
-from plait.query.decimals import digits
 from plait.query.expr import ColumnRef, Expr
 from plait.query.grouping import Grouping
 from plait.query.relation import ColumnDef
-
-INTEGRAL = ("tinyint", "smallint", "int", "bigint")
-FIXED_KEYS = (*INTEGRAL, "boolean", "date", "timestamp", "timestamp_ntz", "float", "double")
-
-
-def is_key_type(kind: str) -> bool:
-    """Whether values of this Spark type can be join keys."""
-    return kind in FIXED_KEYS or kind in ("string", "binary") or kind.startswith("decimal(")
-
-
-def is_exact_key(kind: str) -> bool:
-    """Whether the 64-bit hash of such a key is a bijection of its value, so that equal hashes are equal keys."""
-    decimal = digits(kind)
-    return kind in FIXED_KEYS if decimal is None else decimal.precision <= 18
+from plait.query.types import is_exact_key, is_key_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """An aggregate as join tasks make it: of the rows they join, one row per group, with values that parts add up to.
 
 Several such rows of one group, of several tasks and epochs, are merged later: by the same functions, except that counts
-are summed (`sql/answer/maintain.py` says why that is right).  Expressions are over the columns that leave the join.
+are summed (`sql/catalyst/maintain.py` says why that is right).  Expressions are over the columns that leave the join.
 """
 
 from __future__ import annotations

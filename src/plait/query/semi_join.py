@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.query.expr import Call, ColumnRef, Expr, columns_of
-from plait.query.graph import is_key_type
+from plait.query.types import has_plain_equality
 
 OWN, OTHER = "own", "other"
 """Whose columns a condition reads: of the rows that are asked about, of those that may be their partners."""
@@ -38,8 +38,3 @@ def key_of(condition: Expr) -> tuple[str, str] | None:
     if len(sides) < 2 or not all(has_plain_equality(ref.type) for ref in sides.values()):
         return None
     return sides[OWN].column, sides[OTHER].column
-
-
-def has_plain_equality(kind: str) -> bool:
-    """Whether Arrow takes values of this type for equal exactly where Spark does."""
-    return is_key_type(kind) and kind not in ("float", "double")

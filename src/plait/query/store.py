@@ -13,9 +13,10 @@ from functools import cached_property
 
 from plait.query.codec import decode, encode, known
 from plait.query.expr import Expr
-from plait.query.graph import JoinGraph, is_exact_key
+from plait.query.graph import JoinGraph
 from plait.query.packed import Packed
 from plait.query.relation import ColumnDef
+from plait.query.types import is_exact_key
 
 HASH = "#h"
 """Column with the 64-bit hash of the edge's or store's key; rows are sorted by it."""

@@ -14,10 +14,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.query.expr import ColumnRef, columns_of, replaced
-from plait.query.graph import JoinGraph, is_exact_key
+from plait.query.graph import JoinGraph
 from plait.query.layout import Layout
 from plait.query.relation import ColumnDef, Relation
 from plait.query.store import UNTIL, Key, Mir, Reach, Store, Use
+from plait.query.types import is_exact_key
 from plait.share.joined import member_column
 from plait.share.needs import needed_columns
 from plait.share.retention import keep_us

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from plait.errors import CorruptionError
-from plait.query.graph import FIXED_KEYS
 from plait.query.plan import Plan, QueryPlan
 from plait.query.store import SET_BITS
+from plait.query.types import FIXED, digits
 from plait.runtime.task.file_sets import query_batches, query_table, set_column, without_sets
 from plait.runtime.task.result_writer import ResultWriter, results_folder, sync_results
 from plait.sql.answer.residual import finish
@@ -231,7 +231,7 @@ def stays_small(query: QueryPlan, files: Iterable[ResultFile]) -> bool:
     """
     files, names = list(files), {f"`{name.replace('`', '``')}`" for name, _ in query.columns}
     computed = [kind for (sql, _), (_, kind) in zip(query.select, query.output, strict=False) if sql not in names]
-    if not all(kind in FIXED_KEYS or kind.startswith("decimal") for kind in computed):
+    if not all(kind in FIXED or digits(kind) is not None for kind in computed):
         return False
     grown = _FIXED_BYTES * len(computed) * sum(file.rows for file in files)
     return sum(file.weight for file in files) + grown <= SMALL_BYTES

@@ -5,7 +5,8 @@ from __future__ import annotations
 from plait.runtime.driver.collect import collected
 from plait.runtime.driver.driver import Epoch
 from plait.runtime.faults import reached
-from plait.runtime.task.exchange import SCHEMA, exchange, planned
+from plait.runtime.spark.frames import planned
+from plait.runtime.task.exchange import SCHEMA, exchange
 from plait.runtime.task.hops import every_hop, first_hop, later_hop
 
 

@@ -7,8 +7,8 @@ Contract.  `source_digest` covers which rows an epoch reads: the offsets, and th
 stand for.  It leaves out what changes when the same rows are planned again: the time, the watermark, settings.
 `make_durable` syncs these files, which Spark does not: whoever commits an epoch must be able to rely on them after a
 power cut.  Hadoop's checksums beside them are left out: where they are missing or empty, they are not compared.
-`remove_torn` deletes what a power cut has left empty of an epoch that was never committed, or of Spark's own commit of
-one that was: Spark would not start on it, and does without it.
+`remove_torn` deletes drafts that a stop has left of Spark's logs, and what a power cut has left empty of an epoch that
+was never committed, or of Spark's own commit of one that was: Spark would not start on it, and does without it.
 
 Cost.  Two small files read; two fsyncs, and two per source, while the epoch is joined.
 """
@@ -101,8 +101,18 @@ def _changed(folder: str) -> bool:
 
 
 def remove_torn(checkpoint: Checkpoint) -> None:
-    """Deletes empty logs of Spark, which a power cut leaves of files not yet synced, but for listings in use."""
+    """Deletes drafts of Spark's logs, and empty ones, which a power cut leaves of files not yet synced.
+
+    Listings in use stay.
+    """
     files, last = checkpoint.files, checkpoint.log.last()
+    # A query that is stopped while it writes its first offsets leaves a draft; Spark starts on an empty folder only.
+    for folder in ("spark/offsets", "spark/commits"):
+        names = files.names(folder)
+        logs = any(name.isdigit() for name in names)
+        for name in names:
+            if name.startswith(".") and (not logs or name.endswith((".tmp", ".tmp.crc"))):
+                files.delete(f"{folder}/{name}")
     if not files.local:
         return
     relied = {} if last is None else _offsets(files, last)

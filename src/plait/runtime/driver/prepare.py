@@ -7,13 +7,13 @@ follow from what is in force and from how long the last epoch took.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from plait.config import KEY_GROUPS
 from plait.runtime.driver.driver import Driver, Epoch
 from plait.runtime.driver.offsets import make_durable
 from plait.runtime.driver.sinks import Parquet
 from plait.runtime.driver.watermarks import horizons_us
+from plait.runtime.spark.frames import estimated_bytes
 from plait.runtime.task.bucketise import PROPERTY, EpochParameters
 from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.task_memory import compress_above, task_memory
@@ -85,8 +85,8 @@ def prepare(epoch: Epoch) -> None:
 def _expected_work(epoch: Epoch) -> float:
     """Seconds that tasks will work for the first epoch of a run, by the size of what arrives."""
     tables = epoch.driver.services.tables.get(epoch.number)
-    arriving: list[Any] = [df._jdf for df in (epoch.buckets, tables) if df is not None]
-    return sum(int(df.queryExecution().optimizedPlan().stats().sizeInBytes()) for df in arriving) / BYTES_PER_SECOND
+    arriving = [df for df in (epoch.buckets, tables) if df is not None]
+    return sum(map(estimated_bytes, arriving)) / BYTES_PER_SECOND
 
 
 def _merge_seconds(driver: Driver) -> float:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.errors import CheckpointError, StreamError
-from plait.runtime.driver.named_sources import (
+from plait.runtime.spark.named_sources import (
     EVOLUTION,
     fill_names,
     renamed,

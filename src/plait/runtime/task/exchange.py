@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,16 +48,6 @@ Cut = Callable[[pa.Table], Iterable[tuple[int, pa.Table]]]
 def exchange(rows: DataFrame, tasks: int) -> DataFrame:
     """Carries every row to the task it is for."""
     return rows.repartitionById(tasks, F.col("task"))
-
-
-def planned(rows: DataFrame) -> DataFrame:
-    """The same rows with their plan cut off: Spark has planned the sources already, once per epoch is enough.
-
-    Otherwise every operation on a micro-batch analyses, optimises and plans all the sources again.
-    """
-    java: Any = rows._jdf
-    cut = java.sparkSession().internalCreateDataFrame(java.queryExecution().toRdd(), java.schema(), False)
-    return DataFrame(cut, rows.sparkSession)
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Rows of a maintained aggregate, made where the rows are joined: groups leave the task, not what they are made of.
 
-Contract.  Partial rows mean what Spark's would (`sql/answer/maintain.py`).  Where a value might leave its type, or
+Contract.  Partial rows mean what Spark's would (`sql/catalyst/maintain.py`).  Where a value might leave its type, or
 Arrow cannot compute it, nothing is made: the joined rows themselves are kept, and Spark says what becomes of them.
 
 Cost: one hash table per chunk of joined rows and one over the groups of all chunks; of these at most `limit` bytes are
@@ -23,8 +23,9 @@ from plait.runtime.task.frames import Partial
 from plait.runtime.task.result_writer import ResultWriter
 from plait.state.files.storage import Files
 from plait.state.log.manifest import ResultFile
+from plait.state.segments.arrow_types import arrow_type
 from plait.state.segments.columns import single
-from plait.state.segments.evaluate import arrow_type, values
+from plait.state.segments.evaluate import values
 
 
 def grouped(rows: pa.Table, grouping: Grouping) -> pa.Table | None:

@@ -10,17 +10,17 @@ import hashlib
 import os
 import tempfile
 import uuid
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from plait.errors import StorageError
 from plait.query.plan import Emit
 from plait.query.store import SET
 from plait.runtime.task.computed import result_columns
 from plait.runtime.task.frames import Partial
+from plait.state.files.checksummed_file import ChecksummedFile
 from plait.state.files.remote import RemoteFiles
 from plait.state.files.segment_home import scratch_dir
 from plait.state.files.storage import (
@@ -33,31 +33,6 @@ from plait.state.files.storage import (
     sync_directory,
 )
 from plait.state.log.manifest import ResultFile
-
-
-class _Checksummed:
-    """A file that hashes what passes through it: the checksum is of what was written, not of what is read back."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.digest = xxhash.xxh3_128()
-        self.size = 0
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        self.size += len(data)
-        self.file.write(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self.file.flush()
-
-    def tell(self) -> int:
-        return self.size
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def results_folder(query: str) -> str:
@@ -89,7 +64,7 @@ class ResultWriter:
         self._full = ""
         """Where it is written: its place, or one on this host until it is uploaded."""
         self._file: IO[bytes] | None = None
-        self._out: _Checksummed | None = None
+        self._out: ChecksummedFile | None = None
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, emit: Emit, partial: Partial) -> None:
@@ -154,7 +129,7 @@ class ResultWriter:
         else:
             handle, self._full = tempfile.mkstemp(prefix="plait-results-", dir=scratch_dir())
             self._file = open(handle, "wb")  # noqa: SIM115 - closed in close()
-        self._out = _Checksummed(self._file)
+        self._out = ChecksummedFile(self._file)
         text = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
         # Sets repeat as well.
         often = [*text, *(name for name in schema.names if name.startswith(SET))]

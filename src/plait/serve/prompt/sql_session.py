@@ -29,7 +29,8 @@ from plait.serve.prompt.sql_background import Background
 from plait.serve.prompt.sql_rows import RowWriter, converters
 from plait.serve.prompt.sql_show import SHOWN
 from plait.serve.prompt.sql_statements import HELP, Statement
-from plait.sql.catalyst.allow_list import tables_read
+from plait.sql.catalyst.allow_list import tables_of_text
+from plait.sql.catalyst.frames import described
 from plait.sql.catalyst.read_query import said
 
 if TYPE_CHECKING:
@@ -280,14 +281,12 @@ class Session:
         """The streams, tables and queries that a text reads."""
         from pyspark.errors import ParseException
 
-        state: Any = self.spark._jsparkSession.sessionState()
         known = (self.streams, self.tables, self.queries)
         names = [spec.name for some in known for spec in some.values()]
         try:
-            parsed = state.sqlParser().parsePlan(sql)
+            found = tables_of_text(self.spark, sql, names, TABLE_FUNCTIONS)
         except ParseException as error:
             raise QueryError("SYNTAX", _briefly(error), "correct the SQL text") from error
-        found = tables_read(parsed, names, bool(state.conf().caseSensitiveAnalysis()), TABLE_FUNCTIONS)
         read = dict.fromkeys(name.lower() for name in found)
         for name in read:
             if not any(name in some for some in known):
@@ -366,8 +365,7 @@ class Session:
             streams, tables, queries = self._read_by(text)
             if not streams:
                 with self._views(tables, queries):
-                    plan: Any = self._batch(text)._jdf.queryExecution()
-                    self.out.write(f"Read by Spark: no streams.\n\n{plan.toString()}\n")
+                    self.out.write(f"Read by Spark: no streams.\n\n{described(self._batch(text))}\n")
             else:
                 with self._fresh(text, streams, tables, runs=False) as (engine, _):
                     self.out.write(engine.explain(QUERY, stages=stages))

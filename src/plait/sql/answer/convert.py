@@ -19,12 +19,26 @@ from typing import Any
 
 from plait.query.expr import Call, ColumnRef
 from plait.query.semi_join import OTHER, OWN, Partners, key_of
+from plait.query.types import has_plain_equality
 from plait.sql.answer.group_filter import among, having
-from plait.sql.answer.maintain import Maintained, maintained
 from plait.sql.answer.residual import Asked, Operator, Recipe, Rows, Source, Split
+from plait.sql.catalyst.expressions import Column, Node, conjuncts
+from plait.sql.catalyst.handles import (
+    attribute_id,
+    canonical_text,
+    input_of,
+    is_same_plan,
+    join_type,
+    line_of,
+    output_columns,
+    output_of,
+    read_ids,
+    reads_attributes,
+    type_of,
+)
 from plait.sql.catalyst.logical import WITH_SUBQUERIES, Logical, Rewrite
+from plait.sql.catalyst.maintain import Maintained, maintained
 from plait.sql.catalyst.refusals import not_a_stream, refused_subquery
-from plait.sql.join.expressions import Column, Node, conjuncts
 from plait.sql.join.multiway import (
     CONSTANT,
     MULTI_JOIN,
@@ -33,19 +47,12 @@ from plait.sql.join.multiway import (
     MultiwayJoin,
     PlanNode,
     Question,
-    attribute_ids,
     connected_streams,
-    items,
     leaf_of,
     multiway_join,
 )
 from plait.sql.join.task_expressions import Translator
 
-_SAME = (
-    *("boolean", "tinyint", "smallint", "int", "bigint", "decimal"),
-    *("date", "timestamp", "timestamp_ntz", "string", "binary"),
-)
-"""Types of which equal values are the same in every respect: 0.0 and -0.0 are not, nor are strings with a collation."""
 _IDS = re.compile(r"#\d+L?")
 
 
@@ -110,8 +117,8 @@ class Converter:
             return None
         join = replace(join, questions=())
         # Two uses of an aggregate may differ in what is made of its values: what is kept of it is the same.
-        source = self._source(lambda: found.partial(node.jvm.child()), (), join, found)
-        return Rows(source, tuple(items(node.jvm.output())), found, questions, among(questions))
+        source = self._source(lambda: found.partial(input_of(node.jvm)), (), join, found)
+        return Rows(source, output_of(node.jvm), found, questions, among(questions))
 
     def _asked_of_groups(self, found: Maintained, below: PlanNode, join: MultiwayJoin) -> tuple[Asked, ...] | None:
         """Questions about rows as questions about groups, if all that they look at is the same in all rows of a group.
@@ -121,9 +128,9 @@ class Converter:
         outputs = dict(zip((id for id, _, _ in below.mirror.output), join.outputs, strict=True))
         columns: dict[Column, Any] = {}
         for grouping, slot in zip(found.groupings, found.slots, strict=False):
-            kind = str(slot.dataType().catalogString()).partition("(")[0]
-            if grouping.nodeName() == "AttributeReference" and kind in _SAME:
-                column = outputs[grouping.exprId().id()].column
+            id = attribute_id(grouping)
+            if id is not None and has_plain_equality(type_of(slot)):
+                column = outputs[id].column
                 if column is not None:
                     columns.update(dict.fromkeys(equal_columns(join, column), slot))
         looked_at = {c for question in join.questions if question.condition for c in question.condition.columns}
@@ -132,20 +139,21 @@ class Converter:
         slots = {join.leaves[c.leaf].columns.ids[c.index]: slot for c, slot in columns.items()}
 
         def of_group(expression: Any) -> Any:
-            return slots.get(expression.exprId().id()) if expression.nodeName() == "AttributeReference" else None
+            id = attribute_id(expression)
+            return None if id is None else slots.get(id)
 
         # Spark asks about both sides of an equality: about a group that is one question.
-        asked: dict[Any, Question] = {}
+        asked: dict[str, Question] = {}
         for question in join.questions:
             condition = None if question.condition is None else self.logical.rewritten(question.condition.jvm, of_group)
             groups = found.partial(below.jvm)
-            whole = self.logical.join_like(question.join, groups, question.right.jvm, condition).canonicalized()
-            asked.setdefault(str(whole.toString()), question)
+            whole = self.logical.join_like(question.join, groups, question.right.jvm, condition)
+            asked.setdefault(canonical_text(whole), question)
         return tuple(self._asked(question, of_group) for question in asked.values())
 
     def _asked(self, question: Question, rewrite: Rewrite, left: Rows | None = None) -> Asked:
         """A question with other columns on its left; `left` are the rows that it is asked about, as they are kept."""
-        kind = str(question.join.joinType().sql()).lower()
+        kind = join_type(question.join).lower()
         self.notes.append(f"a {kind} join is recomputed: rows on its right may still come")
         condition = question.condition
         conditions = () if condition is None else tuple(conjuncts(condition))
@@ -154,7 +162,7 @@ class Converter:
             sides = conjunct.args
             if conjunct.name == "EqualTo" and bool(sides[0].leaves) != bool(sides[1].leaves):
                 mine, theirs = sides if sides[0].leaves else (sides[1], sides[0])
-                if theirs.jvm.references().nonEmpty() and not any(n.column is None and not n.args for n in mine.walk()):
+                if reads_attributes(theirs.jvm) and not any(n.column is None and not n.args for n in mine.walk()):
                     equal.append((self.logical.rewritten(mine.jvm, rewrite), theirs.jvm))
         stated = None if condition is None else self.logical.rewritten(condition.jvm, rewrite)
         right = self.recipe(question.right)
@@ -167,15 +175,14 @@ class Converter:
         columns = tuple(i for i, id in enumerate(ids) if needed is None or id in needed)
         join = replace(join, outputs=tuple(join.outputs[i] for i in columns))
         source = self._source(lambda: node.jvm, columns, join, None)
-        output = node.jvm.output()
-        return Rows(source, tuple(output.apply(i) for i in columns), None)
+        return Rows(source, output_columns(node.jvm, columns), None)
 
     def _source(
         self, plan: Callable[[], Any], columns: tuple[int, ...], join: MultiwayJoin, kept: Maintained | None
     ) -> Source:
         """A source for this part of the plan; one that is there already for an equal part serves both."""
         for other, others_columns, source in self._made:
-            if others_columns == columns and other().canonicalized().equals(plan().canonicalized()):
+            if others_columns == columns and is_same_plan(other(), plan()):
                 return source
         self._made.append((plan, columns, self._new(join, kept)))
         return self.sources[-1]
@@ -192,7 +199,7 @@ class Converter:
         inputs += [self.recipe(leaf.node) for leaf in others]
         only = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Rows) else None
         questions = tuple(self._asked(question, lambda _: None, only) for question in join.questions)
-        outputs = tuple(zip((n.jvm for n in join.outputs), items(node.jvm.output()), strict=True))
+        outputs = tuple(zip((n.jvm for n in join.outputs), output_of(node.jvm), strict=True))
         return Split(tuple(inputs), tuple(n.jvm for n in rest), questions, outputs)
 
     def _piece(self, node: PlanNode, leaves: list[Leaf]) -> Rows:
@@ -254,9 +261,9 @@ def scan(node: PlanNode, to_seq: Any) -> MultiwayJoin:
 def needed_below(node: PlanNode, needed: frozenset[int] | None) -> frozenset[int] | None:
     """The columns that an operator reads of its input, by id; None if it may be all."""
     if node.kind in ("Project", "Aggregate"):
-        return frozenset(attribute_ids(node.jvm.references().toSeq()))
+        return read_ids(node.jvm)
     if node.kind == "Filter" and needed is not None:
-        return needed | frozenset(attribute_ids(node.jvm.references().toSeq()))
+        return needed | read_ids(node.jvm)
     return None
 
 
@@ -275,7 +282,7 @@ def left_binary(root: PlanNode) -> Iterator[str]:
 
 def said(node: PlanNode) -> str:
     """An operator in a line, without expression ids."""
-    return _IDS.sub("", str(node.jvm.simpleString(25)))
+    return _IDS.sub("", line_of(node.jvm))
 
 
 def drawn(node: PlanNode, depth: int = 0) -> Iterator[str]:

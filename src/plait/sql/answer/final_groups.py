@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from plait.query.relation import Relation
-from plait.sql.answer.maintain import Maintained
-from plait.sql.catalyst.logical import Logical
-from plait.sql.catalyst.plan_reader import SKIPPED
-from plait.sql.join.expressions import Node
-from plait.sql.join.multiway import MultiwayJoin, items
-
-_INTERNAL = "PreciseTimestampConversion"
-"""Catalyst's own, in what it makes of `window(…)`; nobody can write it, and it cannot be printed as SQL."""
+from plait.sql.catalyst.expressions import Node
+from plait.sql.catalyst.handles import attribute_id
+from plait.sql.catalyst.maintain import Maintained
+from plait.sql.join.multiway import MultiwayJoin
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,42 +25,6 @@ class Closing:
     """Of a window, the field with its end; None: the key is the time itself."""
     alias: str
     """Whose event time it is."""
-
-
-def readable_windows(plan: Any, logical: Logical) -> tuple[Any, frozenset[int]]:
-    """The plan with its windows in words that SQL has, and the columns that are windows, by expression id."""
-    if _INTERNAL.lower() not in str(plan.toString()):
-        return plan, frozenset()
-    found: set[int] = set()
-
-    def plain(expression: Any) -> Any:
-        if expression.nodeName() != _INTERNAL:
-            return None
-        made = {"bigint": logical.unix_micros, "timestamp": logical.timestamp_micros}
-        types = {str(kind.catalogString()) for kind in (expression.fromType(), expression.toType())}
-        if types != made.keys():
-            return None
-        return made[str(expression.toType().catalogString())](logical.rewritten(expression.child(), plain))
-
-    def rebuilt(operator: Any) -> Any:
-        children = [rebuilt(child) for child in items(operator.children())]
-        if operator.nodeName() != "Project":
-            return logical.with_children(operator, children) if children else operator
-        columns = list(items(operator.projectList()))
-        found.update(column.exprId().id() for column in columns if _is_window(column))
-        return logical.project([logical.rewritten(column, plain) for column in columns], children[0])
-
-    return rebuilt(plan), frozenset(found)
-
-
-def _is_window(column: Any) -> bool:
-    """Whether a column is what Catalyst makes of a tumbling `window(…)` of instants."""
-    if column.nodeName() != "Alias" or column.child().nodeName() != "CreateNamedStruct":
-        return False
-    if str(column.dataType().catalogString()) != "struct<start:timestamp,end:timestamp>":
-        return False
-    ends = [column.child().children().apply(i) for i in (1, 3)]
-    return all((end.child() if end.nodeName() in SKIPPED else end).nodeName() == _INTERNAL for end in ends)
 
 
 def _is_of_column(window: Node) -> bool:
@@ -81,12 +40,11 @@ def closing_of(
     windows: Container[int],
 ) -> Closing | None:
     """The key that closes groups; None if none does."""
-    attributes = items(kept.aggregate.child().output())
-    known = {a.exprId().id(): node for a, node in zip(attributes, join.outputs, strict=False)}
+    known = dict(zip(kept.input_ids, join.outputs, strict=False))
     for number, grouping in enumerate(kept.groupings):
-        if grouping.nodeName() != "AttributeReference":
+        id = attribute_id(grouping)
+        if id is None:
             continue
-        id = grouping.exprId().id()
         node = known[id]
         if len(node.columns) != 1:
             continue

@@ -12,10 +12,11 @@ from typing import Any
 
 from plait.query.expr import Call, ColumnRef
 from plait.query.group_filter import Among, Narrowing
-from plait.query.semi_join import has_plain_equality
+from plait.query.types import has_plain_equality
 from plait.sql.answer.residual import Asked, Operator, Recipe, Rows
+from plait.sql.catalyst.expressions import Node, conjuncts, live, resolve
+from plait.sql.catalyst.handles import attribute_id, id_of, join_type, kind_of, name_of, type_of
 from plait.sql.catalyst.plan_reader import Written
-from plait.sql.join.expressions import Node, conjuncts, live, resolve
 from plait.sql.join.task_expressions import Translator
 
 
@@ -23,7 +24,7 @@ def having(rows: Rows, condition: Written, to_seq: Any) -> Rows:
     """The groups of an aggregate below a filter."""
     if rows.maintained is None:
         return rows
-    known = {a.exprId().id(): live(a) for a in rows.attributes}
+    known = {id_of(a): live(a) for a in rows.attributes}
 
     def column(node: Node) -> ColumnRef | None:
         return rows.group_column(node.jvm)
@@ -43,14 +44,14 @@ def among(questions: Iterable[Asked]) -> Narrowing:
 
 def _among(question: Asked) -> Among | None:
     below: Recipe = question.right
-    while isinstance(below, Operator) and below.jvm.nodeName() in ("Project", "Filter"):
+    while isinstance(below, Operator) and kind_of(below.jvm) in ("Project", "Filter"):
         (below,) = below.inputs
-    if question.join.joinType().sql() != "LEFT SEMI" or not isinstance(below, Rows):
+    if join_type(question.join) != "LEFT SEMI" or not isinstance(below, Rows):
         return None
     for mine, theirs in question.equal:
         other = below.group_column(theirs)
-        if other is None or mine.nodeName() != "AttributeReference" or not has_plain_equality(other.type):
+        if other is None or attribute_id(mine) is None or not has_plain_equality(other.type):
             continue
-        if str(mine.dataType().catalogString()) == other.type:
-            return Among(str(mine.name()), below.source.name, other.column, below.narrowing)
+        if type_of(mine) == other.type:
+            return Among(name_of(mine), below.source.name, other.column, below.narrowing)
     return None

@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from plait.query.decimals import digits
-from plait.query.graph import INTEGRAL
 from plait.query.grouping import COUNT, MAX, MIN, SUM, Grouping, GroupKey, GroupValue
-from plait.sql.answer.maintain import Maintained, Part
-from plait.sql.join.expressions import Node
+from plait.query.types import FLOATS, INTEGRAL, TIMES, digits, has_plain_equality
+from plait.sql.catalyst.expressions import Node
+from plait.sql.catalyst.maintain import Maintained, Part
 from plait.sql.join.graph_rules import Draft
-from plait.sql.join.multiway import items
 from plait.sql.join.task_expressions import Translator
 
 _FUNCTIONS = {"Count": COUNT, "Sum": SUM, "Min": MIN, "Max": MAX}
-_TIMES = ("date", "timestamp", "timestamp_ntz")
-_KEYS = (*INTEGRAL, *_TIMES, "boolean", "string")
+_ORDERED = (*INTEGRAL, "date", *TIMES)
+"""Types of which Arrow's least and greatest values are Spark's, beside decimals."""
 
 
 def grouping_of(kept: Maintained, draft: Draft) -> Grouping | None:
     """What tasks make of joined rows, in the columns of partial rows; None if that needs Spark."""
     if any(condition.expr is None for condition in draft.conditions):
         return None
-    attributes = items(kept.aggregate.child().output())
     # A join that nothing is read of has an output all the same.
-    known = {a.exprId().id(): node for a, node in zip(attributes, draft.join.outputs, strict=False)}
+    known = dict(zip(kept.input_ids, draft.join.outputs, strict=False))
     there = {ref for output in draft.outputs for ref in output.refs}
     translate = Translator(draft.column, may_fail=True)
 
@@ -43,12 +40,11 @@ def grouping_of(kept: Maintained, draft: Draft) -> Grouping | None:
 
 
 def _value(name: str, part: Part, read_node: Callable[[Any], Node], translate: Translator) -> GroupValue | None:
-    expression = part.expression
-    function = expression.aggregateFunction()
-    made = _FUNCTIONS.get(str(function.nodeName()))
-    if made is None or expression.filter().isDefined() or function.children().size() != 1:
+    made = _FUNCTIONS.get(part.function)
+    only = None if made is None else part.argument
+    if made is None or only is None:
         return None
-    node = read_node(function.children().apply(0))
+    node = read_node(only)
     if made == COUNT and node.name == "Literal" and node.value is not None:
         return GroupValue(name, COUNT, None, part.type)
     argument = translate(node)
@@ -59,7 +55,7 @@ def _value(name: str, part: Part, read_node: Callable[[Any], Node], translate: T
 
 def _is_key(kind: str) -> bool:
     """Whether Arrow tells values of this type apart exactly where Spark does: it takes -0.0 and 0.0 for two."""
-    return kind in _KEYS or digits(kind) is not None
+    return has_plain_equality(kind) and kind != "binary"
 
 
 def _is_same(function: str, argument: str, result: str) -> bool:
@@ -67,10 +63,10 @@ def _is_same(function: str, argument: str, result: str) -> bool:
     if function == COUNT:
         return True
     if function in (MIN, MAX):
-        return argument == result and (argument in (*INTEGRAL, *_TIMES) or digits(argument) is not None)
+        return argument == result and (argument in _ORDERED or digits(argument) is not None)
     if argument in INTEGRAL:
         return result == "bigint"
-    if argument in ("float", "double"):
+    if argument in FLOATS:
         return result == "double"
     mine, theirs = digits(argument), digits(result)
     return mine is not None and theirs is not None and mine.scale == theirs.scale

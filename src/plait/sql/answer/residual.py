@@ -25,9 +25,11 @@ from plait.query.group_filter import EVERY, Narrowing
 from plait.query.plan import QueryPlan
 from plait.query.semi_join import OTHER, OWN, Partners, key_of
 from plait.sql.answer.final_groups import Closing
-from plait.sql.answer.maintain import Maintained
+from plait.sql.catalyst.frames import frame_of, renamed_rows
+from plait.sql.catalyst.handles import attribute_of, kind_of, place_of, type_of
 from plait.sql.catalyst.logical import Logical
-from plait.sql.join.multiway import MultiwayJoin, items
+from plait.sql.catalyst.maintain import Maintained
+from plait.sql.join.multiway import MultiwayJoin
 
 _FEWER = 4
 """A right side is cut down if the left has so many times fewer rows."""
@@ -125,9 +127,9 @@ class Asked:
             return right.plan(logical, frames)
         cut = self._cut(right, of, frames)
         if cut is not None:
-            return _renamed(logical, cut, right.attributes)
+            return renamed_rows(logical, cut, right.attributes)
         names = [logical.alias(mine, f"k{i}") for i, (mine, _) in enumerate(self.equal)]
-        same = [(name.toAttribute(), theirs) for name, (_, theirs) in zip(names, self.equal, strict=True)]
+        same = [(attribute_of(name), theirs) for name, (_, theirs) in zip(names, self.equal, strict=True)]
         return logical.semi(right.plan(logical, frames), logical.project(names, keys), same)
 
     def _cut(self, right: Rows, left: Rows, frames: Frames) -> DataFrame | None:
@@ -156,29 +158,24 @@ class Rows:
 
     def group_column(self, expression: Any) -> ColumnRef | None:
         """Which column of a maintained aggregate's merged rows an expression is; None if it is none."""
-        if self.maintained is None or expression.nodeName() != "AttributeReference":
+        place = None if self.maintained is None else place_of(expression, self.attributes)
+        if self.maintained is None or place is None:
             return None
-        wanted = expression.exprId().id()
-        for place, attribute in enumerate(self.attributes):
-            if attribute.exprId().id() == wanted and (name := self.maintained.slot_of(place)) is not None:
-                return ColumnRef("", name, str(attribute.dataType().catalogString()))
-        return None
+        name = self.maintained.slot_of(place)
+        return None if name is None else ColumnRef("", name, type_of(self.attributes[place]))
 
     def column(self, expression: Any, side: str) -> ColumnRef | None:
         """Which of the columns an expression is; None if it is none."""
-        if expression.nodeName() != "AttributeReference":
+        place = place_of(expression, self.attributes)
+        if place is None:
             return None
-        wanted = expression.exprId().id()
-        for name, attribute in zip(self.source.output_names, self.attributes, strict=False):
-            if attribute.exprId().id() == wanted:
-                return ColumnRef(side, name, str(attribute.dataType().catalogString()))
-        return None
+        return ColumnRef(side, self.source.output_names[place], type_of(self.attributes[place]))
 
     def plan(self, logical: Logical, frames: Frames) -> Any:
         """The aggregate's own columns, or the rows' columns under the ids that are asked for."""
         if self.maintained is None:
-            return _renamed(logical, frames(self.source), self.attributes)
-        made = _renamed(logical, frames.merged(self.source, self.narrowing), self.maintained.slots)
+            return renamed_rows(logical, frames(self.source), self.attributes)
+        made = renamed_rows(logical, frames.merged(self.source, self.narrowing), self.maintained.slots)
         for question in self.questions:
             made = question.plan(logical, frames, made)
         return self.maintained.final(made)
@@ -224,7 +221,7 @@ class Split:
         outputs = [logical.named(e, attribute) for e, attribute in self.outputs]
         if told is not None:
             assert isinstance(self.inputs[0], Rows)
-            return logical.project(outputs, _renamed(logical, told, self.inputs[0].attributes))
+            return logical.project(outputs, renamed_rows(logical, told, self.inputs[0].attributes))
         made, *others = [i.plan(logical, frames) for i in self.inputs]
         for other in others:
             made = logical.cross(made, other)
@@ -251,7 +248,7 @@ class Split:
 def only_aggregate(recipe: Recipe) -> Source | None:
     """The maintained aggregate that is the answer, filtered and projected at most: its groups can be told apart."""
     while isinstance(recipe, Operator) and not recipe.subqueries:
-        if recipe.jvm.getClass().getSimpleName() not in ("Project", "Filter"):
+        if kind_of(recipe.jvm) not in ("Project", "Filter"):
             return None
         (recipe,) = recipe.inputs
     if not isinstance(recipe, Rows) or recipe.maintained is None or recipe.questions:
@@ -282,13 +279,13 @@ class Residual:
 
     def answer(self, frames: Frames) -> DataFrame:
         """The answer over these committed rows."""
-        return _frame(self.spark, self.root.plan(self.logical, frames)).toDF(*(name for name, _ in self.output))
+        return frame_of(self.spark, self.root.plan(self.logical, frames)).toDF(*(name for name, _ in self.output))
 
     def partial(self, source: Source, rows: DataFrame) -> DataFrame:
         """Partial rows of a maintained aggregate, from rows that its source has just produced."""
         assert source.maintained is not None
-        attributes = tuple(items(source.maintained.aggregate.child().output()))
-        return _frame(self.spark, source.maintained.partial(_renamed(self.logical, rows, attributes)))
+        renamed = renamed_rows(self.logical, rows, source.maintained.input)
+        return frame_of(self.spark, source.maintained.partial(renamed))
 
 
 def merged(frame: DataFrame, maintained: Maintained) -> DataFrame:
@@ -296,20 +293,3 @@ def merged(frame: DataFrame, maintained: Maintained) -> DataFrame:
     grouped = frame.groupBy(*maintained.keys)
     texts = maintained.merging()
     return grouped.agg(*map(F.expr, texts)) if texts else frame.select(*maintained.keys).distinct()
-
-
-def _renamed(logical: Logical, frame: DataFrame, attributes: Sequence[Any]) -> Any:
-    """A plan of the frame's rows; its first columns are those that `attributes` stand for."""
-    plan = _logical_plan(frame)
-    found = list(items(plan.output()))
-    columns = [logical.alias(f, str(a.name()), a.exprId()) for f, a in zip(found, attributes, strict=False)]
-    return logical.project(columns, plan)
-
-
-def _logical_plan(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
-
-
-def _frame(spark: SparkSession, plan: Any) -> DataFrame:
-    jvm: Any = spark._jvm
-    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)

@@ -14,8 +14,8 @@ from typing import Any
 
 from plait.errors import QueryError
 from plait.sql.catalyst.refusals import SELECT, SUBQUERIES, not_a_stream, refusal, refusal_of
+from plait.sql.catalyst.scala import items
 from plait.sql.catalyst.tree_json import Tree, parse_tree, trees
-from plait.sql.join.multiway import items
 
 _EXPRESSIONS = "catalyst.expressions."
 _QUERIES = frozenset((
@@ -52,6 +52,13 @@ _REFUSED = {
         "call withWatermark on the stream's DataFrame before registering the stream",
     ),
 }
+
+
+def tables_of_text(spark: Any, sql: str, known: Sequence[str], functions: Container[str]) -> list[str]:
+    """The tables that a text names, as a session's settings read it; Spark's ParseException if it cannot be parsed."""
+    state = spark._jsparkSession.sessionState()
+    parsed = state.sqlParser().parsePlan(sql)
+    return tables_read(parsed, known, bool(state.conf().caseSensitiveAnalysis()), functions)
 
 
 def tables_read(

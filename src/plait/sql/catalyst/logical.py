@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, reduce
 from typing import Any
 
+from plait.sql.catalyst.expressions import Node, resolve
 from plait.sql.catalyst.plan_reader import PlanReader
-from plait.sql.join.expressions import Node, resolve
-from plait.sql.join.multiway import items
+from plait.sql.catalyst.scala import items
 
 Rewrite = Callable[[Any], Any]
 """What an expression becomes; None leaves it to its arguments."""

@@ -30,18 +30,20 @@ from plait.query.durations import parse_duration
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
 from plait.sql.answer.convert import Converter, drawn, left_binary
-from plait.sql.answer.final_groups import closing_of, readable_windows
+from plait.sql.answer.final_groups import closing_of
 from plait.sql.answer.grouping import grouping_of
-from plait.sql.answer.maintain import Maintained
 from plait.sql.answer.residual import Residual, Rows
+from plait.sql.catalyst import hints
 from plait.sql.catalyst.allow_list import refuse_expression, tables_read
+from plait.sql.catalyst.expressions import Node, Printer, prints_faithfully, resolve, unprintable
 from plait.sql.catalyst.logical import logical_of
+from plait.sql.catalyst.maintain import Maintained
 from plait.sql.catalyst.plan_reader import STREAM_KEY
+from plait.sql.catalyst.readable_windows import readable_windows
 from plait.sql.catalyst.refusals import always_false, not_a_stream, refuse_constructs, unknown_stream
-from plait.sql.join import hints
-from plait.sql.join.expressions import Node, Printer, prints_faithfully, resolve, unprintable
+from plait.sql.catalyst.scala import items
 from plait.sql.join.graph_rules import Draft, build_graph
-from plait.sql.join.multiway import MultiwayJoin, PlanNode, items, two_step_convert, written_inputs
+from plait.sql.join.multiway import MultiwayJoin, PlanNode, two_step_convert, written_inputs
 
 _DELAY_KEY = "spark.watermarkDelayMs"
 # Keywords that are common names of columns, and mean a column wherever our text has them.

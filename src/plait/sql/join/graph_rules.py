@@ -18,12 +18,13 @@ from dataclasses import dataclass, field, replace
 
 from plait.errors import QueryError
 from plait.query.expr import Call, ColumnRef, Expr, columns_of, may_fail
-from plait.query.graph import INTEGRAL, Alias, Condition, Equality, JoinGraph, Output, Window
+from plait.query.graph import Alias, Condition, Equality, JoinGraph, Output, Window
 from plait.query.relation import ColumnDef, Relation
+from plait.query.types import INTEGRAL
+from plait.sql.catalyst.expressions import Node, Printer, quote
 from plait.sql.catalyst.refusals import always_false
 from plait.sql.join import windows
 from plait.sql.join.column_types import refuse_type
-from plait.sql.join.expressions import Node, Printer, quote
 from plait.sql.join.multiway import MultiwayJoin
 from plait.sql.join.output_expressions import output_expr
 from plait.sql.join.task_expressions import COMPARISONS, Translator, is_total, literal, widens

@@ -16,23 +16,22 @@ that comes out, and the order of probing is chosen by others.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from plait.sql.catalyst.expressions import Column, Node, column_node, conjuncts, live, resolve
+from plait.sql.catalyst.handles import has_deterministic_expressions, is_deterministic, output_columns
 from plait.sql.catalyst.plan_reader import MirroredPlan, PlanMirror
 from plait.sql.catalyst.refusals import not_a_stream
-from plait.sql.join.expressions import Column, Node, column_node, conjuncts, live, resolve
 
 MULTI_JOIN = "MultiJoin"
 CONSTANT = ("LocalRelation", "OneRowRelation", "Range", "EmptyRelation")
 """Leaves whose rows the plan itself knows."""
 _INNER = ("INNER", "CROSS")
 _ASKING = ("LEFT SEMI", "LEFT ANTI")
-_ATTRIBUTE = re.compile(r"(.*)#(\d+)L?(?:-T\w+)?", re.DOTALL)
 
 
 @dataclass(eq=False)
@@ -57,7 +56,7 @@ class PlanNode:
     @staticmethod
     def _of(mirror: PlanMirror, deterministic: bool) -> PlanNode:
         # Spark's word covers all below: only below what is not deterministic it is asked again.
-        deterministic = deterministic or bool(mirror.jvm.deterministic())
+        deterministic = deterministic or is_deterministic(mirror.jvm)
         inputs = [PlanNode._of(child, deterministic) for child in mirror.children]
         subqueries = [PlanNode._of(plan, deterministic) for plan in mirror.subqueries]
         node = PlanNode(mirror, mirror.kind, inputs, subqueries, deterministic=deterministic)
@@ -90,7 +89,7 @@ class PlanNode:
             return f"{_a(str(self.join_type).lower())} join keeps rows without a partner"
         if self.subqueries:
             return "its condition holds a sub-query"
-        if not self.deterministic and not all(e.deterministic() for e in items(self.jvm.expressions())):
+        if not self.deterministic and not has_deterministic_expressions(self.jvm):
             return "its condition is not deterministic"
         return None
 
@@ -219,29 +218,20 @@ class Columns(Sequence[Node]):
 
     def _node(self, index: int) -> Node:
         _, name, kind = self.plan.output[index]
+
+        def attribute() -> Any:
+            return output_columns(self.plan.jvm, [index])[0]
+
         if self.to_seq is None:
-            return live(self.plan.jvm.output().apply(index))
+            return live(attribute())
         column = Column(self.leaf, index, name)
-        return column_node(lambda: self.plan.jvm.output().apply(index), column, kind, self.to_seq)
+        return column_node(attribute, column, kind, self.to_seq)
 
     def __len__(self) -> int:
         return len(self.plan.output)
 
     def __iter__(self) -> Iterator[Node]:
         return (self[index] for index in range(len(self)))
-
-
-def attribute_ids(attributes: Any) -> list[int]:
-    """The expression ids of a Scala sequence of attributes."""
-    return [id for _, id in _attributes(attributes)]
-
-
-def _attributes(attributes: Any) -> Iterator[tuple[str, int]]:
-    """Names and ids in two calls: Spark writes an attribute as `name#id`, with an L after the id of a long."""
-    for text in str(attributes.mkString("\0")).split("\0") if attributes.size() else ():
-        match = _ATTRIBUTE.fullmatch(text)
-        assert match is not None, text
-        yield match[1], int(match[2])
 
 
 class Known(dict[int, Node]):
@@ -387,8 +377,3 @@ def _written(analysed: PlanMirror, known: list[str]) -> list[tuple[int, str]]:
         raise not_a_stream(below[0].kind, analysed.alias, known)
     inputs = written_inputs(children[0], known)
     return [(inputs[0][0], str(analysed.alias))] if len(inputs) == 1 else inputs
-
-
-def items(sequence: Any) -> Iterator[Any]:
-    """The elements of a Scala sequence."""
-    return (sequence.apply(i) for i in range(sequence.size()))

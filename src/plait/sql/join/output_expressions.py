@@ -14,20 +14,18 @@ import math
 from collections.abc import Callable
 
 from plait.query.expr import Call, ColumnRef, Expr, Literal
-from plait.query.graph import INTEGRAL
-from plait.sql.join.expressions import Node
+from plait.query.types import FLOATS, INTEGRAL, is_native
+from plait.sql.catalyst.expressions import Node
 from plait.sql.join.task_expressions import (
     COMPARISONS,
     Translator,
     decimal_literal,
-    is_native_type,
     keeps_all_digits,
     literal,
     widens,
     widens_decimal,
 )
 
-_FLOATS = ("float", "double")
 _ARITHMETIC = {"Add": "+", "Subtract": "-", "Multiply": "*"}
 _DIVISIONS = {"Divide": "/", "IntegralDivide": "div", "Remainder": "mod"}
 _DIVIDED = {"/": ("double",), "div": ("bigint",), "mod": INTEGRAL}
@@ -46,7 +44,7 @@ _DEEPEST = 64
 
 def output_expr(node: Node, column: Callable[[Node], ColumnRef], depth: int = 0) -> Expr | None:
     """The expression by which tasks compute an output, or None if Spark has to; `column` gives a stream's column."""
-    if not is_native_type(node.type) or depth > _DEEPEST:
+    if not is_native(node.type) or depth > _DEEPEST:
         return None
     if node.name == "AttributeReference":
         return column(node)
@@ -101,7 +99,7 @@ def _call(node: Node, args: tuple[Expr, ...]) -> Expr | None:
 def _number(node: Node, args: tuple[Expr, ...]) -> Expr | None:
     """Arithmetic, as the session's mode has it when a value does not fit."""
     name = node.name
-    if name in _ARITHMETIC and node.type in _FLOATS:
+    if name in _ARITHMETIC and node.type in FLOATS:
         return _of_one_type(_ARITHMETIC[name], node, args)
     if name in _ARITHMETIC and keeps_all_digits(node):
         return Call(_ARITHMETIC[name], args, node.type)
@@ -109,7 +107,7 @@ def _number(node: Node, args: tuple[Expr, ...]) -> Expr | None:
         return _of_one_type(_ARITHMETIC[name] + ("" if mode == "ANSI" else "%"), node, args)
     if name in _DIVISIONS and node.type in _DIVIDED[_DIVISIONS[name]] and (mode := _mode(node)) is not None:
         return _of_one_type(_DIVISIONS[name] + ("" if mode == "ANSI" else "?"), node, args)
-    if name in _SIGNS and (node.type in INTEGRAL or node.type in _FLOATS or node.type.startswith("decimal(")):
+    if name in _SIGNS and (node.type in INTEGRAL or node.type in FLOATS or node.type.startswith("decimal(")):
         fails = bool(node.unresolved.failOnError())
         return _of_one_type(_SIGNS[name] + ("" if fails or node.type not in INTEGRAL else "%"), node, args)
     if name in _BITS and node.type in INTEGRAL:
@@ -129,7 +127,7 @@ def _mode(node: Node) -> str | None:
 
 def _cast(node: Node, value: Expr) -> Expr | None:
     source, target = value.type, node.type
-    exact = widens(source, target) or (source in INTEGRAL and target in _FLOATS) or (source, target) == _FLOATS
+    exact = widens(source, target) or (source in INTEGRAL and target in FLOATS) or (source, target) == FLOATS
     printed = target == "string" and source in (*INTEGRAL, "boolean", "string")
     if exact or printed or widens_decimal(node) or (source == "boolean" and target in INTEGRAL):
         return Call("cast", (value,), target)

@@ -14,10 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from plait.query.decimals import digits
 from plait.query.expr import Call, ColumnRef, Expr, Literal
-from plait.query.graph import INTEGRAL
-from plait.sql.join.expressions import Node
+from plait.query.types import FLOATS, INTEGRAL, NATIVE, TIMES, WHOLE_DIGITS, digits, is_native
+from plait.sql.catalyst.expressions import Node
 
 COMPARISONS = {
     "EqualTo": "=",
@@ -30,9 +29,6 @@ COMPARISONS = {
 _LOGIC = {"And": "and", "Or": "or", "Not": "not", "IsNull": "isnull", "IsNotNull": "isnotnull"}
 _ARITHMETIC = {"Add": "+", "Subtract": "-", "Multiply": "*"}
 _SHIFTS = ("TimestampAddInterval", "TimeAdd")
-_FLOATS = ("float", "double")
-_TIMES = ("timestamp", "timestamp_ntz")
-_LITERALS = (*INTEGRAL, *_FLOATS, "boolean", "string", "date", *_TIMES)
 _FIXED_ZONE = re.compile(r"(UTC|GMT|UT|Z|Etc/\w+)?([+-]\d{1,2}(:?\d{2}){0,2})?", re.IGNORECASE)
 _DAY_US = 86_400_000_000
 
@@ -49,12 +45,7 @@ _TOTAL = frozenset((
     "TruncTimestamp", "DateDiff", "GetStructField", "CreateNamedStruct", "CreateArray", "Size", "ArrayContains",
     "GetJsonObject",
 ))  # fmt: skip
-_WIDER = {**{t: i for i, t in enumerate(INTEGRAL)}, "float": 10, "double": 11}
-
-
-def is_native_type(kind: str) -> bool:
-    """Whether join tasks compare values of this type as Spark does."""
-    return kind in _LITERALS or kind.startswith("decimal(")
+_WIDER = {kind: place for place, kind in enumerate((*INTEGRAL, *FLOATS))}
 
 
 def widens(source: str, target: str) -> bool:
@@ -71,14 +62,14 @@ def is_total(node: Node) -> bool:
     if node.name == "Cast":
         return _cast_is_total(node) and is_total(node.args[0])
     if node.name in ("Add", "Subtract", "Multiply", "UnaryMinus", "Abs"):
-        return node.type in _FLOATS and all(map(is_total, node.args))
+        return node.type in FLOATS and all(map(is_total, node.args))
     return node.name in _TOTAL and all(map(is_total, node.args))
 
 
 def _cast_is_total(node: Node) -> bool:
     source, target = node.args[0].type, node.type
     if target == "string":
-        return is_native_type(source)
+        return is_native(source)
     if source in _WIDER and target in _WIDER:
         return _WIDER[source] <= _WIDER[target]
     if (narrow := digits(source)) is not None and (wide := digits(target)) is not None:
@@ -109,11 +100,11 @@ class Translator:
     def __call__(self, node: Node) -> Expr | None:
         """The expression, or None if Spark has to evaluate it."""
         if node.name == "AttributeReference":
-            return self._column(node) if is_native_type(node.type) else None
+            return self._column(node) if is_native(node.type) else None
         if node.name == "Literal":
             return literal(node) or (decimal_literal(node) if self._may_fail else None)
         found = self._call(node)
-        if found is None and len(node.leaves) == 1 and is_native_type(node.type) and is_total(node):
+        if found is None and len(node.leaves) == 1 and is_native(node.type) and is_total(node):
             return self._column(node)
         return found
 
@@ -124,7 +115,7 @@ class Translator:
             return self._shift(node)
         if node.name in _LOGIC:
             return self._apply(_LOGIC[node.name], node)
-        if node.name in _ARITHMETIC and (node.type in _FLOATS or (node.type in INTEGRAL and _fails_on_overflow(node))):
+        if node.name in _ARITHMETIC and (node.type in FLOATS or (node.type in INTEGRAL and _fails_on_overflow(node))):
             return self._apply(_ARITHMETIC[node.name], node)
         if node.name == "Cast":
             source, target = node.args[0].type, node.type
@@ -170,7 +161,7 @@ class Translator:
 
     def _shift(self, node: Node) -> Expr | None:
         time, span = self(node.args[0]), interval(node.args[1])
-        if time is None or span is None or node.type not in _TIMES or node.type != time.type:
+        if time is None or span is None or node.type not in TIMES or node.type != time.type:
             return None
         if span[0] and not (self._loose_days or _has_fixed_zone(node)):
             return None
@@ -183,7 +174,7 @@ def _shifted(time: Expr, span: tuple[int, int]) -> Call:
 
 def literal(node: Node) -> Literal | None:
     """A constant that a task can hold, or None."""
-    if node.type not in _LITERALS:
+    if node.type not in NATIVE:
         return None
     return Literal(node.value, node.type)
 
@@ -210,15 +201,12 @@ def keeps_all_digits(node: Node) -> bool:
     return result == (max(left.whole, right.whole) + scale + 1, scale)
 
 
-_INTEGRAL_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
-
-
 def widens_decimal(node: Node) -> bool:
     """Whether a cast to a decimal keeps every value."""
     source, wide = node.args[0].type, digits(node.type)
     if wide is None:
         return False
-    return wide.whole >= _INTEGRAL_DIGITS[source] if source in INTEGRAL else _cast_is_total(node)
+    return wide.whole >= WHOLE_DIGITS[source] if source in INTEGRAL else _cast_is_total(node)
 
 
 def interval(node: Node) -> tuple[int, int] | None:

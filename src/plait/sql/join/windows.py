@@ -16,8 +16,8 @@ from plait.errors import QueryError
 from plait.query.expr import Call, ColumnRef, Expr, Literal
 from plait.query.graph import Window
 from plait.query.relation import Relation
+from plait.query.types import TIMES
 
-_TIMES = ("timestamp", "timestamp_ntz")
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "="}
 LOOSE_US = 86_400_000_000
 """A time zone's offset never jumps by more than a day: by so much are bounds in calendar days widened."""
@@ -65,7 +65,7 @@ def read_bound(expr: Expr, order: Sequence[str]) -> Bound | None:
 
 def _time_and_shift(expr: Expr) -> tuple[ColumnRef, int | None] | None:
     if isinstance(expr, ColumnRef):
-        return (expr, None) if expr.type in _TIMES else None
+        return (expr, None) if expr.type in TIMES else None
     if isinstance(expr, Call) and expr.op == "shift":
         inner, by = _time_and_shift(expr.args[0]), expr.args[1]
         if inner is not None and isinstance(by, Literal) and isinstance(by.value, int):

@@ -41,13 +41,14 @@ from plait.kernels import I64, U64
 from plait.kernels.filters import ask_filter, build_filter
 from plait.kernels.runs import STRIDE, fence, lookup_fenced
 from plait.query.store import Store
+from plait.state.files.checksummed_file import ChecksummedFile
 from plait.state.files.mapped_file import announce
 from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import RESTORE
 from plait.state.segments.block_cache import CACHE
 from plait.state.segments.columns import schema_in_utc, single, take
 from plait.state.segments.run import METER, NOTHING, Found, ends_of, first_from, within
-from plait.state.segments.segment import Origin, SegmentInfo, Summary, Tee, new_path, writing
+from plait.state.segments.segment import Origin, SegmentInfo, Summary, new_path, writing
 
 BLOCK_BYTES = 64 << 10
 """Of rows in memory per block: decompressing one costs about as much as finding it on disk."""
@@ -68,12 +69,12 @@ def blocks_in(size: int) -> int:
 class DeepWriter:
     """Writes a deep segment piece by piece, in hash order: made by `writing_deep`."""
 
-    def __init__(self, path: str, tee: Tee, summary: Summary, schema: pa.Schema, width: float) -> None:
+    def __init__(self, path: str, out: ChecksummedFile, summary: Summary, schema: pa.Schema, width: float) -> None:
         self.path = path
         self.width = width
         self.block_rows = max(1, min(_MOST_ROWS, round(BLOCK_BYTES / max(1.0, width))))
         self.meta = 0
-        self._tee, self._summary = tee, summary
+        self._out, self._summary = out, summary
         self._schema = pa.schema([pa.field(f.name, f.type) for f in schema])
         self._hashes: list[U64] = []
         self._held: list[pa.Table] = []
@@ -89,7 +90,7 @@ class DeepWriter:
     @property
     def bytes(self) -> int:
         """Written so far, the hashes that are still held included."""
-        return self._tee.size + 8 * self.rows
+        return self._out.size + 8 * self.rows
 
     def write(self, hashes: U64, table: pa.Table) -> None:
         """Adds rows that follow those before in hash order."""
@@ -108,8 +109,8 @@ class DeepWriter:
             (batch,) = table.slice(begin, self.block_rows).combine_chunks().to_batches()
             message = batch.serialize()
             block = _CODEC.compress(message)
-            self._tee.write(block)
-            self._ends.append(self._tee.size)
+            self._out.write(block)
+            self._ends.append(self._out.size)
             self._sizes.append(message.size)
             self._sums.append(xxhash.xxh3_64_intdigest(block))
         rest = table.slice(count * self.block_rows)
@@ -118,13 +119,13 @@ class DeepWriter:
     def finish(self) -> None:
         """Writes what stands behind the blocks."""
         self._write_blocks(math.ceil(sum(t.num_rows for t in self._held) / self.block_rows))
-        tee = self._tee
-        self.meta = tee.size
-        tee.digest.reset()
+        out = self._out
+        self.meta = out.size
+        out.digest.reset()
         hashes = np.concatenate(self._hashes)
         schema = self._schema.serialize()
-        index: dict[str, Any] = {"schema": [tee.size, schema.size], "block_rows": self.block_rows, "width": self.width}
-        tee.write(schema)
+        index: dict[str, Any] = {"schema": [out.size, schema.size], "block_rows": self.block_rows, "width": self.width}
+        out.write(schema)
         index["ends"] = ends_of(hashes)
         parts = {
             "hashes": hashes,
@@ -135,24 +136,24 @@ class DeepWriter:
             "sums": np.array(self._sums, np.uint64),
         }
         for name, words in parts.items():
-            tee.write(b"\0" * (-tee.size % 64))
-            index[name] = [tee.size, len(words)]
-            tee.write(words.tobytes())
+            out.write(b"\0" * (-out.size % 64))
+            index[name] = [out.size, len(words)]
+            out.write(words.tobytes())
         text = json.dumps(index).encode()
-        tee.write(text + struct.pack("<Q", len(text)))
+        out.write(text + struct.pack("<Q", len(text)))
 
     def info(self, *, epoch: int, tier: int, run: str, origin: Origin | None = None) -> SegmentInfo:
         """The segment, once it is complete."""
         told = {"epoch": epoch, "tier": tier}
-        return self._summary.info(self.path, self._tee, **told, run=run, meta=self.meta, origin=origin)
+        return self._summary.info(self.path, self._out, **told, run=run, meta=self.meta, origin=origin)
 
 
 @contextmanager
 def writing_deep(home: SegmentHome, store: Store, schema: pa.Schema, width: float, sync: bool) -> Iterator[DeepWriter]:
     """A new deep segment that exists when the block ends well, and not at all when it does not."""
     path = new_path(store, "deep")
-    with writing(home, path, sync) as tee:
-        writer = DeepWriter(path, tee, Summary(store), schema, width)
+    with writing(home, path, sync) as out:
+        writer = DeepWriter(path, out, Summary(store), schema, width)
         yield writer
         writer.finish()
 

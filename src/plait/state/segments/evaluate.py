@@ -20,9 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from plait.query.expr import Call, ColumnRef, Expr, Literal, may_fail
-from plait.state.segments.operators import Value, applied, arrow_type, inner_type, result_type
-
-__all__ = ["arrow_type", "holds", "values"]
+from plait.state.segments.arrow_types import inner_type, result_type
+from plait.state.segments.operators import Value, applied
 
 Lookup = Callable[[ColumnRef], pa.Array]
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from plait.kernels import I64, U64, Flags
 from plait.kernels.hashing import combine, hash_bytes, mix64
 from plait.query.store import Key
+from plait.state.segments.arrow_types import BUFFERS
 
 
 def hash_key(batch: pa.RecordBatch | pa.Table, key: Key) -> U64:
@@ -79,7 +80,7 @@ def _hash_column(column: Any, name: str) -> U64:
 
 def _hash_array(array: pa.Array) -> U64:
     if _is_bytes(array.type):
-        return hash_bytes(*_bytes_of(array))
+        return hash_bytes(*_offsets_and_bytes(array))
     low, high = _words(array)
     hashes = mix64(low)
     if high is not None:
@@ -97,7 +98,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
     )  # fmt: skip
 
 
-def _bytes_of(array: pa.Array) -> tuple[I64, Any]:
+def _offsets_and_bytes(array: pa.Array) -> tuple[I64, Any]:
     """Offsets and bytes of a string or binary array; slices respected."""
     if len(array) == 0:
         return np.zeros(1, np.int64), np.empty(0, np.uint8)
@@ -106,12 +107,6 @@ def _bytes_of(array: pa.Array) -> tuple[I64, Any]:
     width: Any = np.dtype(np.int64 if large else np.int32)
     ends = np.frombuffer(offsets, width, len(array) + 1, array.offset * width.itemsize)
     return ends.astype(np.int64, copy=False), np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
-
-
-_FIXED = {
-    pa.int8(): np.int8, pa.int16(): np.int16, pa.int32(): np.int32, pa.int64(): np.int64,
-    pa.date32(): np.int32, pa.float32(): np.float32, pa.float64(): np.float64,
-}  # fmt: skip
 
 
 def _words(array: pa.Array) -> tuple[U64, U64 | None]:
@@ -126,7 +121,7 @@ def _words(array: pa.Array) -> tuple[U64, U64 | None]:
     elif pa.types.is_decimal(kind):
         width = {32: np.int32, 64: np.int64, 128: np.int64}.get(kind.bit_width)
     else:
-        width = _FIXED.get(kind)
+        width = BUFFERS.get(kind)
     if width is None:
         raise TypeError(f"values of Arrow type {kind} cannot be join keys")
     per = 2 if pa.types.is_decimal128(kind) else 1

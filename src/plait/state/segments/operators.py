@@ -15,24 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from plait.query.decimals import digits
 from plait.query.expr import Call
+from plait.query.types import INTEGRAL
+from plait.state.segments.arrow_types import inner_type
 
 Value = Any
 """An Arrow array or scalar; pyarrow has no types."""
 
-_ARROW = {
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "date": pa.date32(),
-}
-_TIMES = {"timestamp": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us")}
 _COMPARE = {
     "=": pc.equal,
     "<": pc.less,
@@ -40,24 +29,8 @@ _COMPARE = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
-_LEAST = {pa.int8(): -(2**7), pa.int16(): -(2**15), pa.int32(): -(2**31), pa.int64(): -(2**63)}
+_LEAST = {kind: -(2 ** (kind.bit_width - 1)) for kind in map(inner_type, INTEGRAL)}
 _MICROS = 1_000_000
-
-
-def arrow_type(kind: str) -> pa.DataType | None:
-    """Of a Spark type that tasks compute with, as operators see it; None of another."""
-    decimal = digits(kind)
-    return _ARROW.get(kind) if decimal is None else pa.decimal128(*decimal)
-
-
-def inner_type(kind: str) -> pa.DataType:
-    """Of values inside an expression: times are microseconds."""
-    return pa.int64() if kind in _TIMES else arrow_type(kind)
-
-
-def result_type(kind: str) -> pa.DataType:
-    """Of values that leave an expression: times are instants in UTC, or times without a zone."""
-    return _TIMES.get(kind) or arrow_type(kind)
 
 
 def applied(call: Call, args: list[Value]) -> Value:

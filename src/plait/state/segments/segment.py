@@ -21,17 +21,17 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from plait.kernels import U64
 from plait.kernels.hashing import key_group
 from plait.kernels.runs import group_starts
 from plait.query.store import ARRIVED, BORN, HASH, Store
+from plait.state.files.checksummed_file import ChecksummedFile
 from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import inside, storage_error, sync_directory
 from plait.state.segments.filter_sets import Sets
@@ -109,29 +109,6 @@ class SegmentInfo:
         return info
 
 
-class Tee:
-    """A file for Arrow to write to, which hashes and counts what passes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.size, self.closed = file, 0, False
-        self.digest: Any = xxhash.xxh3_128()
-
-    def write(self, data: Any) -> int:
-        """Arrow's call."""
-        self.digest.update(data)
-        self.file.write(data)
-        self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Arrow's call."""
-        self.file.flush()
-
-    def close(self) -> None:
-        """Arrow's call; the file stays open."""
-        self.closed = True
-
-
 class Summary:
     """What a `SegmentInfo` says of rows, gathered while they are written."""
 
@@ -158,7 +135,15 @@ class Summary:
             self.births = min(first, known[0]), max(last, known[1])
 
     def info(
-        self, path: str, tee: Tee, *, epoch: int, tier: int, run: str, meta: int = 0, origin: Origin | None = None
+        self,
+        path: str,
+        out: ChecksummedFile,
+        *,
+        epoch: int,
+        tier: int,
+        run: str,
+        meta: int = 0,
+        origin: Origin | None = None,
     ) -> SegmentInfo:
         """The description of a file with these rows, which have arrived in this epoch if nothing else is said."""
         groups = key_group(np.array(self.ends, np.uint64))
@@ -172,8 +157,8 @@ class Summary:
             run=run,
             rows=self.rows,
             keys=self.keys,
-            bytes=tee.size,
-            checksum=tee.digest.hexdigest(),
+            bytes=out.size,
+            checksum=out.digest.hexdigest(),
             lo_group=int(groups[0]),
             hi_group=int(groups[1]) + 1,
             min_time=self.times[0],
@@ -199,7 +184,7 @@ def new_path(store: Store, kind: str) -> str:
 
 
 @contextmanager
-def writing(home: SegmentHome, path: str, sync: bool) -> Iterator[Tee]:
+def writing(home: SegmentHome, path: str, sync: bool) -> Iterator[ChecksummedFile]:
     """A new file that exists, durably if asked, when the block ends well, and not at all when it does not."""
     full = os.path.join(home.directory, path)
     cached = home.remote is not None
@@ -208,7 +193,7 @@ def writing(home: SegmentHome, path: str, sync: bool) -> Iterator[Tee]:
         file = home.create(path, sync)
         try:
             with file:
-                yield Tee(file)
+                yield ChecksummedFile(file)
                 file.flush()
                 if sync:
                     os.fsync(file.fileno())
@@ -251,11 +236,11 @@ def write_segment(
     # Plain fields: segments of one store must agree in schema, whatever their rows came from.
     schema = pa.schema([pa.field(n, c.type) for n, c in zip([HASH, *table.column_names], columns, strict=True)])
     path = new_path(store, "arrow")
-    with writing(home, path, sync) as tee, pa.ipc.new_file(pa.PythonFile(tee, mode="w"), schema) as writer:
+    with writing(home, path, sync) as out, pa.ipc.new_file(pa.PythonFile(out, mode="w"), schema) as writer:
         writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     summary = Summary(store)
     summary.add(hashes, table)
-    return summary.info(path, tee, epoch=epoch, tier=tier, run=run or new_run(), origin=origin)
+    return summary.info(path, out, epoch=epoch, tier=tier, run=run or new_run(), origin=origin)
 
 
 def microseconds(column: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from plait.errors import QueryError
 from plait.query.durations import parse_duration
-from plait.sql.join.multiway import items
+from plait.sql.catalyst.scala import items
 
 NAME = "STATE_TTL"
 _HINT = "org.apache.spark.sql.catalyst.plans.logical.UnresolvedHint"

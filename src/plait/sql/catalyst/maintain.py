@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from plait.sql.catalyst.handles import canonical_text, id_of, kind_of, name_of, output_of, place_of, type_of
 from plait.sql.catalyst.logical import Logical
-from plait.sql.join.multiway import items
+from plait.sql.catalyst.scala import items
 
 _MERGING = {"Sum": "sum", "Count": "sum", "Min": "min", "Max": "max"}
 
@@ -33,6 +34,18 @@ class Part:
     """An AggregateExpression over the aggregate's input."""
     merge: str
     type: str
+
+    @property
+    def function(self) -> str:
+        """Catalyst's class of the function."""
+        return kind_of(self.expression.aggregateFunction())
+
+    @property
+    def argument(self) -> Any:
+        """The function's only argument; None if it has more or fewer, or a FILTER clause."""
+        arguments = self.expression.aggregateFunction().children()
+        is_plain = arguments.size() == 1 and not self.expression.filter().isDefined()
+        return arguments.apply(0) if is_plain else None
 
     def merging(self, column: str) -> str:
         """SQL that merges a column of such values."""
@@ -56,10 +69,20 @@ class Maintained:
         """The columns of the group."""
         return tuple(f"g{i}" for i in range(len(self.groupings)))
 
+    @cached_property
+    def input(self) -> tuple[Any, ...]:
+        """The columns of the aggregate's input, as attributes."""
+        return output_of(self.aggregate.child())
+
+    @property
+    def input_ids(self) -> tuple[int, ...]:
+        """The expression ids of the columns of the aggregate's input."""
+        return tuple(map(id_of, self.input))
+
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Names and types of partial and merged rows."""
-        keys = [(name, str(e.dataType().catalogString())) for name, e in zip(self.keys, self.groupings, strict=True)]
+        keys = [(name, type_of(e)) for name, e in zip(self.keys, self.groupings, strict=True)]
         return (*keys, *((f"p{i}", part.type) for i, part in enumerate(self.parts)))
 
     def merging(self) -> list[str]:
@@ -95,7 +118,7 @@ class Maintained:
                     return key
             if expression.getClass().getSimpleName() != "AggregateExpression":
                 return None
-            mine = [parts[i] for i in self.places[_text(expression)]]
+            mine = [parts[i] for i in self.places[canonical_text(expression)]]
             return mine[0] if len(mine) == 1 else self._average(expression.aggregateFunction(), mine)
 
         columns = []
@@ -107,9 +130,8 @@ class Maintained:
     def slot_of(self, output: int) -> str | None:
         """The column of merged rows that one of the aggregate's own columns is; None if it is computed from some."""
         value = self._outputs[output].child()
-        if value.nodeName() != "AttributeReference":
-            return None
-        return next(str(slot.name()) for slot in self.slots if slot.exprId().id() == value.exprId().id())
+        place = place_of(value, self.slots)
+        return None if place is None else name_of(self.slots[place])
 
     def _average(self, function: Any, values: list[Any]) -> Any:
         """Spark's own way from sum and count to the average, over our columns."""
@@ -130,7 +152,7 @@ def maintained(aggregate: Any, logical: Logical) -> Maintained | str:
     parts: list[Part] = []
     places: dict[str, tuple[int, ...]] = {}
     for expression in _aggregate_expressions(aggregate):
-        text = _text(expression)
+        text = canonical_text(expression)
         if text in places:
             continue
         found = _parts(expression, logical)
@@ -143,43 +165,41 @@ def maintained(aggregate: Any, logical: Logical) -> Maintained | str:
 
 def _parts(expression: Any, logical: Logical) -> list[Part] | str:
     function = expression.aggregateFunction()
-    name = str(function.nodeName())
+    name = kind_of(function)
     if expression.isDistinct():
         return f"{function.prettyName()}(DISTINCT …) needs all values again"
     if name in ("Sum", "Average") and (why := _may_hide_overflow(function, name)) is not None:
         return why
     if name in _MERGING:
-        return [Part(expression, _MERGING[name], str(function.dataType().catalogString()))]
+        return [Part(expression, _MERGING[name], type_of(function))]
     if name != "Average":
         return f"{function.prettyName()} cannot be put together from parts"
     made = []
     buffers = list(items(function.aggBufferAttributes()))
-    value = logical.cast(function.child(), buffers[0].dataType()) if "decimal" not in _type(function.child()) else None
-    total = logical.aggregates.Sum(function.child() if value is None else value)
+    argument = function.child()
+    if "decimal" not in type_of(argument):
+        argument = logical.cast(argument, buffers[0].dataType())
+    total = logical.aggregates.Sum(argument)
     count = logical.aggregates.Count(logical.to_seq([function.child()]))
     for part in (total, count):
         whole = part.toAggregateExpression(False, expression.filter())
-        made.append(Part(whole, "sum", _type(part)))
+        made.append(Part(whole, "sum", type_of(part)))
     return made
 
 
 def _may_hide_overflow(function: Any, name: str) -> str | None:
     """A sum that becomes NULL where it overflows is lost among parts, which ignore NULLs."""
     mode = str((function.evalContext().evalMode() if name == "Sum" else function.evalMode()).toString())
-    if mode == "TRY" or (mode != "ANSI" and "decimal" in _type(function)):
+    if mode == "TRY" or (mode != "ANSI" and "decimal" in type_of(function)):
         return f"{function.prettyName()} gives NULL where it overflows, which parts cannot tell"
     return None
-
-
-def _type(expression: Any) -> str:
-    return str(expression.dataType().catalogString())
 
 
 def _aggregate_expressions(aggregate: Any) -> list[Any]:
     found: list[Any] = []
 
     def collect(expression: Any) -> None:
-        if expression.nodeName() == "AggregateExpression":
+        if kind_of(expression) == "AggregateExpression":
             found.append(expression)
             return
         for child in items(expression.children()):
@@ -188,7 +208,3 @@ def _aggregate_expressions(aggregate: Any) -> list[Any]:
     for column in items(aggregate.aggregateExpressions()):
         collect(column)
     return found
-
-
-def _text(expression: Any) -> str:
-    return str(expression.canonicalized().toString())
