@@ -5,7 +5,7 @@ several of them begin are made once, and a part of their joins may be kept in a 
 whoever needs it looks it up at once.  `share/replan.py` asks here when `Config.sharing` is `ilp`.
 
 Filters and windows do not keep queries apart: they share probes whatever these are (query sets), so the optimiser is
-shown the bare structures.  Stores of streams are there already, all that any order may look into, and cost nothing
+shown the bare structures.  Stores of streams are there already, chosen by `store_choice.py`, and cost nothing
 more; those of MIRs cost what they are.
 """
 
@@ -37,6 +37,9 @@ UNROUTED_NS = 1e10
 class RunningCost(EngineCost):
     """The engine's prices where the stores of streams, and the ways to them, are there whatever the orders are."""
 
+    fewer: bool = False
+    """Whether stores that an order could use are left out."""
+
     def store(self, kept: Kept) -> tuple[float, tuple[Once, ...]]:
         """Of a MIR's store; that of a stream costs nothing more."""
         return (0.0, ()) if kept.edge is not None else super().store(kept)
@@ -44,7 +47,7 @@ class RunningCost(EngineCost):
     def step(self, probe: Probe, standing: Standing) -> Price:
         """Tuples go where the store is that they carry the key of, and nowhere else."""
         price = super().step(probe, standing)
-        return price if probe.routed else replace(price, cost=price.cost + UNROUTED_NS)
+        return price if probe.routed or not self.fewer else replace(price, cost=price.cost + UNROUTED_NS)
 
     def _sent(self, edge: tuple[str, tuple[str, ...]], rows: float) -> Once:
         return Once(("edge", *edge), 0.0)
@@ -87,8 +90,9 @@ def together(
 ) -> Together:
     """The cheapest orders and MIRs for these queries that are found in time; those in force if nothing better is."""
     bare = {name: _bare(graph) for name, graph in leads.items()}
-    cost = RunningCost(coefficients, parallelism=max(1, tasks))
-    candidates = Candidates(workload(bare, forecasts), cost, mirs=mirs, stored=_stored(leads))
+    stored = _stored(leads)
+    cost = RunningCost(coefficients, parallelism=max(1, tasks), fewer=stored is not None)
+    candidates = Candidates(workload(bare, forecasts), cost, mirs=mirs, stored=stored)
     built = problem(candidates, now.orders)
     before = cost_of(built, candidates.workload.queries, now)
     plan = plan_of(candidates, built, seconds=seconds, compare=False)
