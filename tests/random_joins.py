@@ -17,7 +17,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import combinations
 from typing import Any
@@ -35,6 +35,7 @@ from plait.query.relation import ColumnDef, Relation
 from plait.runtime.task.join_task import Work
 from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
+from plait.share.store_choice import is_executable
 from plait.share.structure import groups_of
 from plait.testing import Clock, LocalEngine
 from tests.oracle import Bag, Oracle, bag
@@ -277,6 +278,25 @@ def cases(
     return Case(relations, schemas, queries, predicates, arrivals, clocks, seed, results)
 
 
+def fewer_stores(case: Case) -> Case:
+    """The case with random keys left out, as many as every driver can do without, or some of them."""
+    choose = random.Random(case.seed + 1)
+    return replace(case, queries={n: replace(q, graph=thinned(q.graph, choose)) for n, q in case.queries.items()})
+
+
+def thinned(graph: JoinGraph, choose: random.Random) -> JoinGraph:
+    """A join whose aliases are stored by fewer keys."""
+    keys = [(a.name, key) for a in graph.aliases for key in graph.every_key_of(a.name)]
+    choose.shuffle(keys)
+    share = choose.choice((1.0, 1.0, 0.5))
+    for one in keys:
+        kept = frozenset((a.name, key) for a in graph.aliases for key in graph.keys_of(a.name)) - {one}
+        if choose.random() < share and {alias for alias, _ in kept} == {a.name for a in graph.aliases}:
+            fewer = replace(graph, stored=kept)
+            graph = fewer if is_executable(fewer) else graph
+    return graph
+
+
 def _relation(name: str, domains: Sequence[str], choose: random.Random, windows: bool, ttl: bool) -> Relation:
     columns = [("id", "bigint"), ("f", "int"), ("v", "double"), ("p", choose.choice(list(ARROW))), ("ts", "timestamp")]
     for number, domain in enumerate(domains):
@@ -465,9 +485,8 @@ def random_orders(graph: JoinGraph, choose: random.Random) -> Orders:
     for driver in [alias.name for alias in graph.aliases]:
         joined, order = [driver], []
         while len(joined) < len(graph.aliases):
-            reachable = graph.attributes_of(joined)
             names = [a.name for a in graph.aliases if a.name not in joined]
-            order.append(choose.choice([n for n in names if graph.attributes_of([n]) & reachable]))
+            order.append(choose.choice([n for n in names if graph.can_look_up(joined, n)]))
             joined.append(order[-1])
         orders[driver] = tuple(order)
     return orders

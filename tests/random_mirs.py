@@ -97,11 +97,11 @@ class Kept:
         for driver in names:
             joined = [driver]
             while len(joined) < len(names):
-                one = _grown(graph, joined, len(joined) + 1, names, self.choose)[-1]
+                one = _grown(graph, joined, len(joined) + 1, names, self.choose, stored=True)[-1]
                 whole = [p for p in parts if one in p and not set(p) & set(joined)]
                 if whole and self.choose.random() < 0.85:
                     mine = self.choose.choice(whole)
-                    joined += _grown(graph, [one], len(mine), mine, self.choose)
+                    joined = _grown(graph, [*joined, one], len(joined) + len(mine), mine, self.choose, stored=True)
                 else:
                     joined.append(one)
             orders[driver] = tuple(joined[1:])
@@ -113,11 +113,22 @@ class Kept:
         return plan_on(base, self.case.graphs, orders, tuple(ranks), fills=self.layout.fills(epoch))
 
 
-def _grown(graph: JoinGraph, begun: Sequence[str], size: int, among: Sequence[str], choose: random.Random) -> list[str]:
-    """Connected aliases, one more at a time."""
+def _grown(
+    graph: JoinGraph,
+    begun: Sequence[str],
+    size: int,
+    among: Sequence[str],
+    choose: random.Random,
+    *,
+    stored: bool = False,
+) -> list[str]:
+    """Connected aliases, one more at a time; by keys that are `stored`, as many as there are."""
     found = list(begun)
     while len(found) < size:
         near = [a for a in among if a not in found and graph.attributes_of([a]) & graph.attributes_of(found)]
+        near = [a for a in near if not stored or graph.can_look_up(found, a)]
+        if not near:
+            break
         found.append(choose.choice(near))
     return found
 

@@ -20,12 +20,13 @@ from plait.query.layout import StoreHistory, shown
 from plait.query.plan import Plan
 from plait.query.progress import CatalogInForce, OptimiserReport, QueryStatus
 from plait.query.relation import Relation
-from plait.query.store import IngestEdge, watermark_ms
+from plait.query.store import NO_KEY, IngestEdge, key_of, watermark_ms
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.mirs import CannotKeep, Joins, Keep, keeps_of, with_mirs
 from plait.share.planner import Planner
 from plait.share.retention import complete_us, keep_us, with_ttls
 from plait.share.steps import FirstLook
+from plait.share.store_choice import chosen, stored_by
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState
@@ -43,6 +44,8 @@ class Asked:
     anew: frozenset[str] = frozenset()
     """Tables that are dropped and registered again: nothing of the old ones stays."""
     on_missing: str = "refuse"
+    stores: str = "auto"
+    """As in `Config`."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,13 @@ def _allocated(
 ) -> Admitted:
     """Stores for all queries of a catalog; those that wait for nothing any more become live."""
     epoch = live.epoch + 1
-    graphs: dict[str, JoinGraph] = {}
+    graphs = _stored(catalog, asked, live)
     wanted: dict[str, Wanted] = {}
     for name, entry in catalog.queries.items():
         definition = asked.definitions[name]
-        for join, graph in definition.graphs.items():
-            graphs[join] = graph
+        for join in definition.graphs:
             wanted[join] = Wanted(
-                graph=graph,
+                graph=graphs[join],
                 query=entry.id,
                 floors=entry.floors.get(join),
                 since=entry.since,
@@ -122,6 +124,37 @@ def _allocated(
     if catalog != before:
         catalog = replace(catalog, version=before.version + 1)
     return Admitted(catalog, allocation, graphs)
+
+
+def _stored(catalog: Catalog, asked: Asked, live: LiveState) -> dict[str, JoinGraph]:
+    """The joins of all queries, each with the keys by which its aliases are stored.
+
+    A query that is admitted has the stores that it has, or fewer: one more would have to be built first.  Those that
+    feed MIRs stay.
+    """
+    graphs: dict[str, JoinGraph] = {}
+    for name, entry in catalog.queries.items():
+        for join, graph in asked.definitions[name].graphs.items():
+            there = entry.stores.get(join, {})
+            known = catalog.layout.store_by_id
+            keys = {a: frozenset(known[s].key.columns for s in of if s in known) for a, of in there.items()}
+            graphs[join] = stored_by(graph, keys) if there and len(graph.aliases) > 1 else graph
+    if asked.stores == "all":
+        return graphs
+    fixed = {use.query for store in catalog.layout.mirs if store.mir is not None for use in store.mir.uses}
+    rows = {
+        relation: float(max(sum(i.rows for i in live.segments.get(s.id, ())) for s in stores))
+        for relation in asked.relations
+        if (stores := [s for s in catalog.layout.stores if s.relation == relation and s.key != NO_KEY])
+    }
+    kept = frozenset(
+        (alias.relation, key_of(graph, alias.name, key).columns)
+        for join, graph in graphs.items()
+        if join in fixed
+        for alias in graph.aliases
+        for key in graph.keys_of(alias.name)
+    )
+    return graphs | chosen({join: g for join, g in graphs.items() if join not in fixed}, rows, kept)
 
 
 def _completed(now: Admitted, asked: Asked, done: set[str], live: LiveState, policy: str) -> Admitted:

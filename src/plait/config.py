@@ -38,6 +38,7 @@ DRIVER_POLICIES = (
 COST_MODELS = ("engine", "recursive")
 COST_VARIANTS = ("full", "query_cost_only", "match_cost_only", "no_smoothing")
 SHARING = ("independent", "naive", "ilp")
+STORES = ("auto", "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,10 @@ class Config:
     """What several queries have in common.  `independent`: nothing; each has stores, trees and result files of its own.
     `naive`: probe orders are chosen for each join structure by itself, and queries share stores and what their
     orders have in common.  `ilp`: orders are chosen together, so that they have more in common (paper 001)."""
+
+    stores: str = "auto"
+    """By which keys streams are stored.  `auto`: without those for which a wider key stands, as far as probe orders can
+    do without.  `all`: by every key that any probe order might use."""
 
     sharing_seconds: float = 0.5
     """What choosing orders together may take each time; the best that is found by then is used."""
@@ -155,6 +160,7 @@ class Config:
             ("cost_model", COST_MODELS),
             ("cost_variant", COST_VARIANTS),
             ("sharing", SHARING),
+            ("stores", STORES),
             ("on_missing_query", ("refuse", "drop")),
             ("on_query_error", ("auto", "park", "stop")),
         )

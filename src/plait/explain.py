@@ -15,6 +15,7 @@ from plait.query.plan import Plan
 from plait.query.progress import OptimiserReport
 from plait.query.relation import Relation
 from plait.query.store import UNTIL, Store
+from plait.share.store_choice import left_out
 
 if TYPE_CHECKING:
     from plait.sql.catalyst.read_query import ReadQuery
@@ -80,6 +81,11 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
     yield "Stores"
     for store in plan.stores:
         yield f"  {store.id}: {_store_text(plan, store)}"
+    there = {(store.relation, store.key.columns) for store in plan.stores}
+    for left in dict.fromkeys(one for graph in graphs.values() for one in left_out(graph)):
+        if (left.relation, left.key) not in there:
+            key, wider = (", ".join(c.removeprefix("=") for c in columns) for columns in (left.key, left.wider))
+            yield f"  no {left.relation}[{key}]: {left.relation}[{wider}] stands for it, behind what brings the rest"
     yield ""
     yield "Probe trees"
     yield from forest(plan)

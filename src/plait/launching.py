@@ -226,12 +226,12 @@ class Launching:
         self._catalog = self._in_force
         self._live = self.checkpoint.log.live()
         if self._live.legacy or (self._catalog.version < 0 and self.checkpoint.catalog() is not None):
-            self._upgrade(self._registered.asked(self.config.on_missing_query))
+            self._upgrade(self._registered.asked(self.config.on_missing_query, self.config.stores))
         return self._proposed(self._catalog, self._live)
 
     def _proposed(self, before: Catalog, live: LiveState, planner: Planner | None = None) -> Admission:
         """What is registered, on top of a catalog and what is committed; `planner` has run the epochs until then."""
-        asked = self._registered.asked(self.config.on_missing_query)
+        asked = self._registered.asked(self.config.on_missing_query, self.config.stores)
         now = admitted(before, asked, live, watermark_policy(self.spark), self.config.sharing)
         if before.version < 0 and not can_change_streams(self.checkpoint, self.spark):
             positions = tuple(

@@ -165,7 +165,7 @@ class Registry:
                 kind, options = entry.sink["kind"], entry.sink["options"]
                 restored.use(make_sink(kind, entry.name, all_rows(entry.name), options, sync), kind, options)
 
-    def asked(self, on_missing: str) -> Asked:
+    def asked(self, on_missing: str, stores: str) -> Asked:
         """All of it, as admission takes it."""
         return Asked(
             relations=dict(self.relations),
@@ -174,6 +174,7 @@ class Registry:
             dropped=frozenset(self.dropped),
             anew=frozenset(self.anew),
             on_missing=on_missing,
+            stores=stores,
         )
 
     def admitted(self) -> None:

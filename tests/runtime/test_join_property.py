@@ -38,6 +38,7 @@ from tests.random_joins import (
     Query,
     cases,
     check_case,
+    fewer_stores,
     run_case,
     value,
 )
@@ -54,6 +55,21 @@ COMMON = settings(
 @given(cases())
 def test_oracle_every_epochs_results_are_those_of_the_batch_join(case: Case) -> None:
     check_case(case)
+
+
+def test_oracle_rows_do_not_depend_on_which_stores_there_are() -> None:
+    left_out = 0
+
+    @settings(COMMON, max_examples=20)
+    @given(cases(kinds=("integral", "string"), most_aliases=5, most_queries=2, shapes=("cycle",)))
+    def check(case: Case) -> None:
+        nonlocal left_out
+        case = fewer_stores(case)
+        left_out += sum(graph.stored is not None for graph in case.graphs.values())
+        check_case(case)
+
+    check()
+    assert left_out > 10, "nothing was tested"
 
 
 @pytest.mark.soak

@@ -28,7 +28,7 @@ from plait.state.log import catalog_versions
 from plait.state.log.inspect import Inspection
 from plait.testing import LocalEngine, state_tables
 from tests.oracle import Bag, Oracle, bag
-from tests.random_joins import Case, Query, cases
+from tests.random_joins import Case, Query, cases, fewer_stores
 from tests.random_mirs import Kept, check_mirs
 
 COMMON = settings(deadline=None, derandomize=True, database=None)
@@ -52,6 +52,12 @@ def test_queries_with_other_filters_and_windows_share_a_mir(case: Case) -> None:
 @given(cases(kinds=("integral", "string"), spread=(3, 6), ttl=True, most_aliases=4, most_queries=2))
 def test_a_row_of_a_mir_ends_with_the_first_ttl_of_its_members(case: Case) -> None:
     check_mirs(case)
+
+
+@settings(COMMON, max_examples=12)
+@given(cases(kinds=("integral",), spread=(3, 6), most_aliases=5, most_queries=2, shapes=("cycle", "tree")))
+def test_mirs_are_fed_and_looked_up_where_stores_are_left_out(case: Case) -> None:
+    check_mirs(fewer_stores(case))
 
 
 # ---------------------------------------------------------------- the rank rule, member by member

@@ -22,7 +22,7 @@ from plait.query.graph import Equality
 from plait.query.plan import Node, Plan
 from plait.query.relation import Relation
 from plait.share.planner import Planner
-from tests.random_joins import ARROW, Builder, Case, cases, check_case, run_case
+from tests.random_joins import ARROW, Builder, Case, cases, check_case, fewer_stores, run_case
 
 COMMON = settings(
     deadline=None,
@@ -76,6 +76,25 @@ def test_oracle_a_planner_that_changes_its_mind_after_every_epoch() -> None:
 @given(cases(kinds=("integral", "string"), most_aliases=4, most_queries=4, alike=(0, 2), rows=(24, 40)))
 def test_oracle_orders_that_are_chosen_together_after_every_epoch(case: Case) -> None:
     check_case(case, planner=planned(sharing="ilp", sharing_seconds=0.2))
+
+
+def test_oracle_a_planner_that_lacks_stores_chooses_among_the_orders_there_are() -> None:
+    changes = 0
+
+    @settings(COMMON, max_examples=20)
+    @given(
+        cases(kinds=("integral", "string"), most_aliases=5, most_queries=2, alike=(0, 1), shapes=("cycle", "tree")),
+        st.sampled_from(("dp_pick", "selectivity_first", "greedy")),
+        st.sampled_from(("naive", "ilp")),
+    )
+    def check(case: Case, orderer: str, sharing: str) -> None:
+        nonlocal changes
+        settings = {"orderer": orderer, "sharing": sharing, "sharing_seconds": 0.2}
+        reports = check_case(fewer_stores(case), planner=planned(**settings))
+        changes += sum(before["orders"] != after["orders"] for before, after in pairwise(reports))
+
+    check()
+    assert changes > 5, "nothing was tested"
 
 
 def drifting(epochs: int = 5) -> Case:

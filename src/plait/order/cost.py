@@ -180,10 +180,7 @@ class DriverView:
         """`JoinGraph.lookup_key` on sets of bits."""
         if self._one_key is not None:
             return self._one_key
-        carried = 0
-        for i, attributes in enumerate(self._carried):
-            if joined >> i & 1:
-                carried |= attributes
+        carried = self._carried_by(joined)
         possible = [key for wanted, key in self._keys[target] if wanted & carried == wanted]
         widest = [key for key in possible if len(key) == len(possible[0])]
         return here if here is not None and here in widest else widest[0]
@@ -197,7 +194,7 @@ class DriverView:
             cost += self.alpha_m * self.mu[target] * self.alive[after]
         elif self.model == "iterative" or self.checked.get(target, False):
             cost += self.alpha_m * self.alive[after] * self.width[after]
-        if here is not None and key != here:
+        if key != here and (here is not None or key not in self._driven_by):
             per_tuple = self.alpha_x + (self.alpha_m if self.model == "factorised" else 0.0)
             if self.alive[joined]:
                 cost += per_tuple * self.alive[joined] * self.width[joined] + self.exchange_ns
@@ -212,8 +209,20 @@ class DriverView:
         return frozenset(self.graph.keys_of(self.names[self.driver]))
 
     def following(self, joined: int) -> list[int]:
-        """The aliases that can be probed next."""
-        return [i for i, near in enumerate(self.neighbours) if not joined >> i & 1 and near & joined]
+        """The aliases that can be probed next: those stored by a key that was joined."""
+        near = [i for i, near in enumerate(self.neighbours) if not joined >> i & 1 and near & joined]
+        if self.graph.stored is None:
+            return near
+        carried = self._carried_by(joined)
+        return [i for i in near if any(wanted & carried == wanted for wanted, _ in self._keys[i])]
+
+    def _carried_by(self, joined: int) -> int:
+        """The attributes of a set of aliases, as bits."""
+        carried = 0
+        for i, attributes in enumerate(self._carried):
+            if joined >> i & 1:
+                carried |= attributes
+        return carried
 
     def cost(self, order: Sequence[str]) -> float:
         """Nanoseconds per key of the driver for a whole order."""
@@ -244,7 +253,7 @@ def sequence_cost(view: DriverView, order: Sequence[str]) -> float:
         elif view.model == "iterative" or view.checked.get(target, False):
             matches = view.width[after]
         travel = 0.0
-        if here is not None and key != here:
+        if key != here and (here is not None or key not in view.graph.keys_of(view.names[view.driver])):
             travel = (view.alpha_x + (view.alpha_m if view.model == "factorised" else 0.0)) * view.width[joined]
             # Paid once, whatever share of the keys has come this far.
             travel += view.exchange_ns / view.alive[joined]
@@ -307,8 +316,9 @@ def driver_view(
 
 
 def _store(graph: JoinGraph, forecast: QueryForecast, parent: str | None, alias: str) -> StoreForecast:
-    """The store in which an alias is looked up by the key it shares with its parent."""
-    key = graph.keys_of(alias)[0] if parent is None else graph.lookup_key([parent], alias, None)
+    """The store in which an alias is looked up by the key it shares with its parent; if there is none, its first."""
+    direct = parent is not None and graph.can_look_up([parent], alias)
+    key = graph.lookup_key([parent], alias, None) if parent is not None and direct else graph.keys_of(alias)[0]
     return forecast.stores[store_id(graph.alias(alias).relation, key_of(graph, alias, key))]
 
 

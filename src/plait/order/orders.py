@@ -26,14 +26,13 @@ Orderer = Callable[[DriverView, Order], Order]
 
 
 def fixed(graph: JoinGraph) -> Orders:
-    """Written order, as far as the graph allows: each next alias shares an attribute with one already joined."""
+    """Written order, as far as the graph allows: each next alias is stored by a key that was joined."""
     names = [alias.name for alias in graph.aliases]
     orders: Orders = {}
     for driver in names:
         joined, order = [driver], []
         while len(joined) < len(names):
-            reachable = graph.attributes_of(joined)
-            following = next(n for n in names if n not in joined and graph.attributes_of([n]) & reachable)
+            following = next(n for n in names if n not in joined and graph.can_look_up(joined, n))
             joined.append(following)
             order.append(following)
         orders[driver] = tuple(order)

@@ -111,6 +111,9 @@ class JoinGraph:
     conditions: tuple[Condition, ...] = ()
     grouping: Grouping | None = None
     """The aggregate right above the join, if tasks can make it of the rows they join; it reads outputs only."""
+    stored: frozenset[tuple[str, tuple[int, ...]]] | None = None
+    """(alias, key): the keys by which aliases are stored; None: all that a probe order may use.  No part of what the
+    query means: `share/store_choice.py` decides it when the query is admitted."""
 
     def __post_init__(self) -> None:
         names = [a.name for a in self.aliases]
@@ -126,6 +129,10 @@ class JoinGraph:
                     )
         self._refuse_duplicate_names()
         self._refuse_cross_products(names)
+        if self.stored is not None:
+            known = {(name, key) for name in names for key in self.every_key_of(name)}
+            assert self.stored <= known, f"no alias is looked up by {self.stored - known}"
+            assert len(names) == 1 or all(self.keys_of(name) for name in names), "every alias is stored by some key"
 
     def _refuse_duplicate_names(self) -> None:
         seen: set[str] = set()
@@ -188,12 +195,27 @@ class JoinGraph:
         return self.attributes_of([one]) & self.attributes_of([other])
 
     def keys_of(self, alias: str) -> tuple[tuple[int, ...], ...]:
-        """The keys by which an alias can be looked up: what it shares with each other alias.
+        """The keys by which an alias is stored, and so can be looked up, whatever the probe order; widest first."""
+        return self._stored_keys_by_alias[alias]
 
-        Widest first; of those as wide, first the ones whose hash decides.  They follow from the graph alone, never from
-        a probe order: an order can change without needing a store that has no past.
+    def every_key_of(self, alias: str) -> tuple[tuple[int, ...], ...]:
+        """The keys by which an alias could be looked up: what it shares with each other alias.
+
+        Widest first; of those as wide, first the ones whose hash decides.  They follow from the equalities alone.
         """
         return self._keys_by_alias[alias]
+
+    @cached_property
+    def _stored_keys_by_alias(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        stored = self.stored
+        if stored is None:
+            return self._keys_by_alias
+        return {a: tuple(key for key in keys if (a, key) in stored) for a, keys in self._keys_by_alias.items()}
+
+    def can_look_up(self, joined: Iterable[str], target: str) -> bool:
+        """Whether joined tuples carry a key by which `target` is stored."""
+        carried = self.attributes_of(joined)
+        return any(carried.issuperset(key) for key in self.keys_of(target))
 
     @cached_property
     def _keys_by_alias(self) -> dict[str, tuple[tuple[int, ...], ...]]:

@@ -70,6 +70,8 @@ class Candidates:
     """Whether intermediate results may be kept."""
     copies: bool = True
     """Whether a store may be kept by several keys; the paper has one."""
+    stored: frozenset[tuple[str, tuple[str, ...]]] | None = None
+    """(relation, columns): the stores of relations that there are; None: any."""
     parts: Parts = field(default_factory=Parts, compare=False, repr=False)
     partitionings: Mapping[SubJoin, tuple[Key, ...]] = field(init=False)
     _pieces: dict[SubJoin, tuple[int, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -296,7 +298,14 @@ def _partitionings(candidates: Candidates) -> dict[SubJoin, tuple[Key, ...]]:
             keys = found.setdefault(candidates.store_of(part), set())
             for outside in bits(join.around(mask)):
                 keys.add(_key(join, mask, part, outside))
-    return {of: tuple(sorted(keys)) for of, keys in found.items()}
+    return {of: tuple(sorted(_stored(candidates, of, keys))) for of, keys in found.items()}
+
+
+def _stored(candidates: Candidates, of: SubJoin, keys: set[Key]) -> set[Key]:
+    """Of the keys of a relation those by which it is stored."""
+    if candidates.stored is None or len(of.leaves) > 1:
+        return keys
+    return {key for key in keys if (of.leaves[0].relation, _names(key)) in candidates.stored} or keys
 
 
 def _key(join: SubJoin, mask: int, part: Part, outside: int) -> Key:

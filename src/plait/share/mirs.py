@@ -172,8 +172,9 @@ def _refuse(keep: Keep, layout: Layout, joins: Joins) -> None:
             raise CannotKeep(
                 f"{', '.join(aliases)} is not a part of {query}: two aliases at least, and not all of them"
             )
-        feed_order(graph, aliases, aliases[0], ())
-        keys = {key for alias in graph.aliases for key in graph.keys_of(alias.name)}
+        for i, driver in enumerate(aliases):
+            feed_order(graph, aliases, driver, [aliases[member] for member in keep.feeds[i]] if keep.feeds else ())
+        keys = {key for alias in graph.aliases for key in graph.every_key_of(alias.name)}
         for member, column in keep.key:
             attribute = _attribute(graph, aliases[member], column)
             if attribute is None:
@@ -200,9 +201,11 @@ def _connected(graph: JoinGraph, joined: list[str], left: list[str]) -> tuple[st
     """Aliases in the first order in which each is connected with those before."""
     begun = len(joined)
     while left:
-        near = [alias for alias in left if graph.attributes_of(joined) & graph.attributes_of([alias])]
+        near = [alias for alias in left if graph.can_look_up(joined, alias)]
         if not near:
-            raise CannotKeep(f"{', '.join(left)} and {', '.join(joined)} are not joined with each other")
+            raise CannotKeep(
+                f"{', '.join(left)} and {', '.join(joined)} are not joined with each other, by keys that are stored"
+            )
         joined.append(near[0])
         left.remove(near[0])
     return tuple(joined[begun:])

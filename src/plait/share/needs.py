@@ -92,10 +92,10 @@ def needed_columns(graph: JoinGraph) -> frozenset[ColumnRef]:
     for attribute in _compared(graph):
         found |= set(_carriers(graph, attribute))
     # With several keys tuples leave one for another, or close a cycle: all but leaves may be asked for theirs again.
-    if len({key for a in graph.aliases for key in graph.keys_of(a.name)}) > 1:
+    if len({key for a in graph.aliases for key in graph.every_key_of(a.name)}) > 1:
         for alias in graph.aliases:
             if not _is_leaf(graph, alias.name):
-                keys = {attribute for key in graph.keys_of(alias.name) for attribute in key}
+                keys = {attribute for key in graph.every_key_of(alias.name) for attribute in key}
                 found |= {ref for t in keys if (ref := graph.column_of(alias.name, t)) is not None}
     return frozenset(found)
 
@@ -107,11 +107,11 @@ def _carriers(graph: JoinGraph, attribute: int) -> list[ColumnRef]:
 
 def _compared(graph: JoinGraph) -> set[int]:
     """Attributes of keys whose hash does not decide: they are compared after every lookup."""
-    keys = {(a.name, key) for a in graph.aliases for key in graph.keys_of(a.name)}
+    keys = {(a.name, key) for a in graph.aliases for key in graph.every_key_of(a.name)}
     return {attribute for alias, key in keys if not key_of(graph, alias, key).exact for attribute in key}
 
 
 def _is_leaf(graph: JoinGraph, alias: str) -> bool:
     """Whether an alias meets one other only: then its key is never looked up again after it has joined."""
-    keys = graph.keys_of(alias)
+    keys = graph.every_key_of(alias)
     return len(keys) == 1 and all(len(_carriers(graph, attribute)) == 2 for attribute in keys[0])

@@ -169,7 +169,7 @@ class Place:
         return Walk(start, tuple(steps), joined, at.here)
 
     def _start(self, driver: str, order: tuple[str, ...], mirs: Sequence[Probed]) -> tuple[int, ...]:
-        """The key by which the first probe looks up, or, of a MIR that new tuples are not spread by, any."""
+        """The key by which the first probe looks up; any, if new tuples are not spread by that."""
         if not order:
             return ()
         alone, keys = Joined(((driver,),)), self.graph.keys_of(driver)
@@ -179,7 +179,8 @@ class Place:
                 return key
         if self._whole(alone, order, keys[0], mirs) is not None:
             return keys[0]
-        return self.graph.lookup_key([driver], order[0], None)
+        first_key = self.graph.lookup_key([driver], order[0], None)
+        return first_key if first_key in keys else keys[0]
 
     def _into_relation(
         self, before: Joined, target: str, at: At, look: FirstLook | None

@@ -17,12 +17,14 @@ from math import factorial, prod
 
 from plait.order.orders import Orders
 from plait.query.graph import JoinGraph
+from plait.query.store import key_of
 
 MOST_ORDERS = 720
 """Orders of the aliases of a self-join that are tried."""
 
-Structure = tuple[tuple[str, ...], tuple[tuple[tuple[int, str], ...], ...]]
-"""The relations, and per attribute the (number of the relation, column) pairs that are equal."""
+Structure = tuple[tuple[str, ...], tuple[tuple[tuple[int, str], ...], ...], tuple[tuple[int, tuple[str, ...]], ...]]
+"""The relations, per attribute the (number of the relation, column) pairs that are equal, and the keys by which
+relations are stored, if not by all."""
 
 
 def structure_of(graph: JoinGraph) -> tuple[Structure, tuple[str, ...]]:
@@ -46,7 +48,8 @@ def _orders(graph: JoinGraph) -> Iterator[tuple[str, ...]]:
 def _written(graph: JoinGraph, order: tuple[str, ...]) -> Structure:
     number = {name: i for i, name in enumerate(order)}
     classes = [tuple(sorted((number[ref.alias], ref.column) for ref in attribute)) for attribute in graph.attributes]
-    return tuple(graph.alias(name).relation for name in order), tuple(sorted(classes))
+    stored = [(number[alias], key_of(graph, alias, key).columns) for alias, key in graph.stored or ()]
+    return tuple(graph.alias(name).relation for name in order), tuple(sorted(classes)), tuple(sorted(stored))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ several of them begin are made once, and a part of their joins may be kept in a 
 whoever needs it looks it up at once.  `share/replan.py` asks here when `Config.sharing` is `ilp`.
 
 Filters and windows do not keep queries apart: they share probes whatever these are (query sets), so the optimiser is
-shown the bare structures.  Stores of streams are there already, all that any order may look into, and cost nothing
+shown the bare structures.  Stores of streams are there already, chosen by `store_choice.py`, and cost nothing
 more; those of MIRs cost what they are.
 """
 
@@ -17,25 +17,37 @@ from dataclasses import dataclass, field, replace
 from plait.order.cost import Coefficients
 from plait.order.orders import Orders
 from plait.query.graph import JoinGraph
+from plait.query.store import key_of
 from plait.share.candidates import Candidates
 from plait.share.choices import Path
 from plait.share.lattice import Problem, problem
-from plait.share.mirs import Keep, order_through
+from plait.share.mirs import CannotKeep, Keep, order_through
 from plait.share.optimise import plan_of
 from plait.share.shared_plan import KeptMir, SharedPlan
-from plait.share.step_cost import EngineCost, Kept, Once
+from plait.share.step_cost import EngineCost, Kept, Once, Price, Probe, Standing
 from plait.share.structure import Group
 from plait.share.workload import Query, workload
 from plait.stats.counters import QueryForecast
+
+UNROUTED_NS = 1e10
+"""Price of a probe by a key that tuples do not carry: it cannot be executed, and must never be cheapest."""
 
 
 @dataclass(frozen=True)
 class RunningCost(EngineCost):
     """The engine's prices where the stores of streams, and the ways to them, are there whatever the orders are."""
 
+    fewer: bool = False
+    """Whether stores that an order could use are left out."""
+
     def store(self, kept: Kept) -> tuple[float, tuple[Once, ...]]:
         """Of a MIR's store; that of a stream costs nothing more."""
         return (0.0, ()) if kept.edge is not None else super().store(kept)
+
+    def step(self, probe: Probe, standing: Standing) -> Price:
+        """Tuples go where the store is that they carry the key of, and nowhere else."""
+        price = super().step(probe, standing)
+        return price if probe.routed or not self.fewer else replace(price, cost=price.cost + UNROUTED_NS)
 
     def _sent(self, edge: tuple[str, tuple[str, ...]], rows: float) -> Once:
         return Once(("edge", *edge), 0.0)
@@ -78,8 +90,9 @@ def together(
 ) -> Together:
     """The cheapest orders and MIRs for these queries that are found in time; those in force if nothing better is."""
     bare = {name: _bare(graph) for name, graph in leads.items()}
-    cost = RunningCost(coefficients, parallelism=max(1, tasks))
-    candidates = Candidates(workload(bare, forecasts), cost, mirs=mirs)
+    stored = _stored(leads)
+    cost = RunningCost(coefficients, parallelism=max(1, tasks), fewer=stored is not None)
+    candidates = Candidates(workload(bare, forecasts), cost, mirs=mirs, stored=stored)
     built = problem(candidates, now.orders)
     before = cost_of(built, candidates.workload.queries, now)
     plan = plan_of(candidates, built, seconds=seconds, compare=False)
@@ -90,7 +103,7 @@ def together(
     sizes = candidates.workload.sizes
     building = sum((coefficients.alpha_m + cost.prices.write_ns) * sizes.rows(mir.join) for mir in new)
     building += sum(coefficients.alpha_q * sizes.at_rest(leaf) for mir in new for leaf in mir.join.leaves)
-    return Together(_orders(plan, leads), keeps, plan.cost, before, building, plan.reasons)
+    return Together(_orders(plan, leads, now), keeps, plan.cost, before, building, plan.reasons)
 
 
 def _bare(graph: JoinGraph) -> JoinGraph:
@@ -104,15 +117,30 @@ def _bare(graph: JoinGraph) -> JoinGraph:
     )
 
 
-def _orders(plan: SharedPlan, leads: Mapping[str, JoinGraph]) -> dict[str, Orders]:
+def _stored(leads: Mapping[str, JoinGraph]) -> frozenset[tuple[str, tuple[str, ...]]] | None:
+    """The stores of relations, where some that an order could use are left out."""
+    if all(graph.stored is None for graph in leads.values()):
+        return None
+    return frozenset(
+        (alias.relation, tuple(sorted(key_of(graph, alias.name, key).columns)))
+        for graph in leads.values()
+        for alias in graph.aliases
+        for key in graph.keys_of(alias.name)
+    )
+
+
+def _orders(plan: SharedPlan, leads: Mapping[str, JoinGraph], now: InForce) -> dict[str, Orders]:
     """Orders of aliases, which can be followed while a MIR is not there yet."""
-    return {
-        query: {
-            driver: order_through(leads[query], driver, [step.probes for step in order])
-            for driver, order in drivers.items()
-        }
-        for query, drivers in plan.steps.items()
-    }
+    found: dict[str, Orders] = {}
+    for query, drivers in plan.steps.items():
+        for driver, order in drivers.items():
+            try:
+                mine = order_through(leads[query], driver, [step.probes for step in order])
+            except CannotKeep:
+                # A store that this query does not have: its order stays.
+                mine = now.orders[query][driver]
+            found.setdefault(query, {})[driver] = mine
+    return found
 
 
 def keeps_of_plan(plan: SharedPlan) -> tuple[tuple[Keep, ...], tuple[KeptMir, ...]]:

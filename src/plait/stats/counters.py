@@ -183,8 +183,17 @@ class History:
         """What `values` mean for one query; None while a pair of its streams was never seen together."""
         aliases = tuple(a.name for a in graph.aliases)
         adjacent = [(one, other) for one in aliases for other in aliases if one != other and graph.shared(one, other)]
-        if any(("γ", query, *edge) not in values for edge in adjacent):
-            return None
+        stored = {a: max(values.get(("rows", store), 1.0) for store in _stores_of(query, a, plan)) for a in aliases}
+        gamma, mu = {}, {}
+        for one, other in adjacent:
+            if ("γ", query, one, other) in values:
+                gamma[one, other] = values["γ", query, one, other]
+                mu[one, other] = max(values["μ", query, one, other], 0.0)
+            elif _is_sampled(graph, one, other):
+                return None
+            else:
+                # No store tells: each finds its share of the rows.
+                gamma[one, other], mu[one, other] = 1.0, max(stored[other] / max(stored[one], 1.0), 1.0)
         together, wider = {}, {}
         for driver in aliases:
             if (query, driver) not in self._beyond:
@@ -202,8 +211,8 @@ class History:
         }
         return QueryForecast(
             aliases=aliases,
-            gamma={edge: values["γ", query, *edge] for edge in adjacent},
-            mu={edge: max(values["μ", query, *edge], 0.0) for edge in adjacent},
+            gamma=gamma,
+            mu=mu,
             keys={a: max(values.get(("keys", query, a), 0.0), 0.0) for a in aliases},
             tuples_per_key={a: max(values.get(("tuples", query, a), 1.0), 1.0) for a in aliases},
             stores=stores,
@@ -319,13 +328,26 @@ def _pair(query: str, graph: JoinGraph, one: str, other: str, plan: Plan, period
     """(γ, μ) of new tuples of `one` looking `other` up."""
     if one == other or not graph.shared(one, other):
         return None
-    target, count = _path(query, one, plan, period)[0]
+    path = _path(query, one, plan, period)
+    target, count = path[0]
     if target == other and (found := gamma_mu(count)) is not None:
         return found
+    if not _is_sampled(graph, one, other):
+        # Only a probe behind others tells; what those did to it is part of it.
+        return gamma_mu(next(count for target, count in path if target == other))
     key = graph.lookup_key([one], other, None)
     sample = _sample_of(query, graph, one, key, plan, period)
     store = _store_of(query, graph, other, key, plan)
     return None if sample is None or store is None else pair(sample, store)
+
+
+def _is_sampled(graph: JoinGraph, one: str, other: str) -> bool:
+    """Whether new tuples of `one` are spread by a key by which `other` is stored."""
+    return graph.can_look_up([one], other) and graph.lookup_key([one], other, None) in graph.keys_of(one)
+
+
+def _stores_of(query: str, alias: str, plan: Plan) -> list[str]:
+    return [store for a, _, store in plan.query_by_name[query].stores if a == alias]
 
 
 def _arrivals(query: str, graph: JoinGraph, alias: str, plan: Plan, period: Period) -> tuple[float, float] | None:
