@@ -82,7 +82,9 @@ class Ticking:
 
 
 def started(directory: Path, names: list[str] | tuple[str, ...], tasks: int = 1, **sinks: Sink) -> LocalEngine:
-    config = Config(sync=False, tasks=tasks, replan_epochs=0, snapshot_every=2, gc_grace_seconds=0)
+    config = Config(
+        sync=False, on_query_error="stop", tasks=tasks, replan_epochs=0, snapshot_every=2, gc_grace_seconds=0
+    )
     clock: Any = Ticking(directory)
     engine = LocalEngine(directory, plan_of(names), config, clock=clock, predicates=PREDICATES)
     engine.change(sinks={name: sinks.get(name, Keep()) for name in names})

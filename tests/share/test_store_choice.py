@@ -103,5 +103,5 @@ def test_every_driver_reaches_all_others_whatever_it_takes_first(case: Case, cho
 
 
 def test_the_setting_is_checked() -> None:
-    assert Config().stores == "auto"
-    assert Config(stores="all").stores == "all"
+    assert Config().stores == "all"
+    assert Config(stores="auto").stores == "auto"
