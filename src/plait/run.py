@@ -126,8 +126,7 @@ class Run:
                     return
                 try:
                     if asked:
-                        with self._now.driver.services.working:
-                            found = self._admit(self._now) if not self._now.stopping.asked else Admits.DONE
+                        found = self._admit_now()
                     else:
                         self._go_on_idly()
                     if found is Admits.RESTART:
@@ -142,12 +141,24 @@ class Run:
                 self._asked.set()
                 time.sleep(_RETRY_SECONDS)
 
+    def _admit_now(self) -> Admits:
+        """Admits changes unless an epoch runs: whoever waited for it here would keep `stop` from cancelling it."""
+        now = self._now
+        if not now.driver.services.working.acquire(blocking=False):
+            return Admits.LATER
+        try:
+            return Admits.DONE if now.stopping.asked else self._admit(now)
+        finally:
+            now.driver.services.working.release()
+
     def _go_on_idly(self) -> None:
         """First passes over state and builds go on while no rows arrive."""
         now = self._now
         if not self._idles or time.monotonic() - now.stopping.last_rows < _IDLE_SECONDS:
             return
-        with now.driver.services.working:
+        if not now.driver.services.working.acquire(blocking=False):
+            return
+        try:
             if now.stopping.asked or not now.query.isActive or not has_idle_work(now.driver):
                 return
             now.stopping.at_work = threading.get_ident()
@@ -155,6 +166,8 @@ class Run:
                 run_idle(now.driver)
             finally:
                 now.stopping.at_work = None
+        finally:
+            now.driver.services.working.release()
 
     def _switch(self) -> None:
         """Another streaming query on the same checkpoint, once the running epoch and its answers are through."""
