@@ -41,15 +41,18 @@ SHARED = "shared"
 def alike(plan: Plan, kept: Set[str]) -> list[tuple[str, ...]]:
     """Queries that can share result files, of those whose rows are `kept`; a query alone is in none of the groups."""
     group: dict[str, list[str]] = {}
+    kinds: dict[tuple[object, ...], int] = {}
+    kind: dict[str, int] = {}
+    for query in plan.queries:
+        # A user's own column could be called like one of the sets.
+        if query.name in kept and not any(name.lower().startswith(SET) for name, _ in query.columns):
+            kind[query.name] = kinds.setdefault((query.columns, query.grouping), len(kinds))
     for emits in _emits(plan):
         same: dict[tuple[object, ...], str] = {}
         for emit in emits:
-            query = plan.query_by_name[emit.query]
-            # A user's own column could be called like one of the sets.
-            named = any(name.lower().startswith(SET) for name, _ in query.columns)
-            if emit.query not in kept or named:
+            if emit.query not in kind:
                 continue
-            first = same.setdefault((query.columns, query.grouping, emit.columns, emit.values), emit.query)
+            first = same.setdefault((kind[emit.query], emit.columns, emit.values), emit.query)
             mine, other = (group.setdefault(name, [name]) for name in (first, emit.query))
             if mine is not other:
                 mine += other

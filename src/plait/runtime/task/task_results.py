@@ -52,8 +52,8 @@ class TaskResults:
                 if len(mine.hashes):
                     writer.write(emit, mine)
         write_shared(shared, partial)
-        for alike in dropped.values():
-            self._count(alike, partial)
+        for equal in dropped.values():
+            self._count(equal, partial)
 
     def _count(self, emits: Sequence[Emit], partial: Partial) -> None:
         """Rows that queries with the same columns drop are materialised once, and counted for each."""
