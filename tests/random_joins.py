@@ -35,7 +35,6 @@ from plait.query.relation import ColumnDef, Relation
 from plait.runtime.task.join_task import Work
 from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
-from plait.share.store_choice import is_executable
 from plait.share.structure import groups_of
 from plait.testing import Clock, LocalEngine
 from tests.oracle import Bag, Oracle, bag
@@ -292,8 +291,7 @@ def thinned(graph: JoinGraph, choose: random.Random) -> JoinGraph:
     for one in keys:
         kept = frozenset((a.name, key) for a in graph.aliases for key in graph.keys_of(a.name)) - {one}
         if choose.random() < share and {alias for alias, _ in kept} == {a.name for a in graph.aliases}:
-            fewer = replace(graph, stored=kept)
-            graph = fewer if is_executable(fewer) else graph
+            graph = replace(graph, stored=kept)
     return graph
 
 
@@ -486,7 +484,7 @@ def random_orders(graph: JoinGraph, choose: random.Random) -> Orders:
         joined, order = [driver], []
         while len(joined) < len(graph.aliases):
             names = [a.name for a in graph.aliases if a.name not in joined]
-            order.append(choose.choice([n for n in names if graph.can_look_up(joined, n)]))
+            order.append(choose.choice([n for n in names if graph.can_search(joined, n)]))
             joined.append(order[-1])
         orders[driver] = tuple(order)
     return orders

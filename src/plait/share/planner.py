@@ -290,13 +290,13 @@ def _counted(period: Period, plan: Plan) -> Counted:
 
 
 def _is_order(graph: JoinGraph, driver: str, order: tuple[str, ...]) -> bool:
-    """Whether this is a probe order of the graph: everyone else once, each by a stored key of those before."""
+    """Whether this is a probe order of the graph: everyone else once, each by a key of those before."""
     names = {a.name for a in graph.aliases}
     if set(order) != names - {driver} or len(order) != len(names) - 1:
         return False
     joined = [driver]
     for name in order:
-        if not graph.can_look_up(joined, name):
+        if not graph.can_search(joined, name):
             return False
         joined.append(name)
     return True

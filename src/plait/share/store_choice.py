@@ -65,8 +65,7 @@ def stored_by(graph: JoinGraph, keys: Mapping[str, frozenset[tuple[str, ...]]]) 
     kept = frozenset((a, key) for a, key in every if key_of(graph, a, key).columns in keys.get(a, frozenset()))
     if kept == every or {alias for alias, _ in kept} != {a.name for a in graph.aliases}:
         return graph
-    found = replace(graph, stored=kept)
-    return found if is_executable(found) else graph
+    return replace(graph, stored=kept)
 
 
 def left_out(graph: JoinGraph) -> Iterator[LeftOut]:

@@ -59,6 +59,11 @@ class EpochTask:
         """The key groups a task owns."""
         return task * KEY_GROUPS // self.tasks, (task + 1) * KEY_GROUPS // self.tasks
 
+    def hashes(self, task: int) -> tuple[int, int]:
+        """The range of hashes of the key groups that a task owns: from one to before another."""
+        low, high = self.groups(task)
+        return low * (2**64 // KEY_GROUPS), high * (2**64 // KEY_GROUPS)
+
     def filters_of(self, store: str) -> tuple[Filter, ...]:
         """The filters whose bits rows of a store carry."""
         return self.plan.store_by_id[store].filters(self.plan.input_by_relation)
