@@ -205,6 +205,15 @@ class JoinGraph:
         """
         return self._keys_by_alias[alias]
 
+    def searched_keys_of(self, alias: str) -> tuple[tuple[int, ...], ...]:
+        """The keys by which an alias is not stored, nor by a wider one: what all rows are searched by, widest first."""
+        stored = [set(key) for key in self.keys_of(alias)]
+        found: list[tuple[int, ...]] = []
+        for key in self.every_key_of(alias):
+            if not any(set(key) <= wider for wider in (*stored, *map(set, found))):
+                found.append(key)
+        return tuple(found)
+
     @cached_property
     def _stored_keys_by_alias(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         stored = self.stored
