@@ -168,7 +168,8 @@ def _store(
 def _searched(draft: Draft, graphs: Mapping[str, JoinGraph]) -> tuple[Key, ...]:
     """The keys, other than its own, by which joins look a store up."""
     found: dict[tuple[str, ...], Key] = {}
-    for need in draft.needs:
+    # What is kept whole is no join's.
+    for need in (need for need in draft.needs if need.join in graphs):
         graph = graphs[need.join]
         keys = graph.searched_keys_of(need.alias)
         # As `steps.Place.store` has it.
