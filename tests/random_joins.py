@@ -35,6 +35,7 @@ from plait.query.relation import ColumnDef, Relation
 from plait.runtime.task.join_task import Work
 from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
+from plait.share.store_choice import is_executable
 from plait.share.structure import groups_of
 from plait.testing import Clock, LocalEngine
 from tests.oracle import Bag, Oracle, bag
@@ -277,13 +278,14 @@ def cases(
     return Case(relations, schemas, queries, predicates, arrivals, clocks, seed, results)
 
 
-def fewer_stores(case: Case) -> Case:
-    """The case with random keys left out, as many as every driver can do without, or some of them."""
+def fewer_stores(case: Case, searches: bool = True) -> Case:
+    """The case with random keys left out, as many as can be, or some; without `searches`, none that a driver needs."""
     choose = random.Random(case.seed + 1)
-    return replace(case, queries={n: replace(q, graph=thinned(q.graph, choose)) for n, q in case.queries.items()})
+    graphs = {name: thinned(query.graph, choose, searches) for name, query in case.queries.items()}
+    return replace(case, queries={name: replace(q, graph=graphs[name]) for name, q in case.queries.items()})
 
 
-def thinned(graph: JoinGraph, choose: random.Random) -> JoinGraph:
+def thinned(graph: JoinGraph, choose: random.Random, searches: bool = True) -> JoinGraph:
     """A join whose aliases are stored by fewer keys."""
     keys = [(a.name, key) for a in graph.aliases for key in graph.every_key_of(a.name)]
     choose.shuffle(keys)
@@ -291,7 +293,8 @@ def thinned(graph: JoinGraph, choose: random.Random) -> JoinGraph:
     for one in keys:
         kept = frozenset((a.name, key) for a in graph.aliases for key in graph.keys_of(a.name)) - {one}
         if choose.random() < share and {alias for alias, _ in kept} == {a.name for a in graph.aliases}:
-            graph = replace(graph, stored=kept)
+            fewer = replace(graph, stored=kept)
+            graph = fewer if searches or is_executable(fewer) else graph
     return graph
 
 
