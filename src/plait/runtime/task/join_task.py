@@ -27,13 +27,7 @@ from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.exchange import Inbox, Outbox, merged
 from plait.runtime.task.feeding import fed, sets_of
 from plait.runtime.task.frames import Frame, arrived
-from plait.runtime.task.notes import (
-    KeysNote,
-    SampleNote,
-    SegmentNote,
-    WorkNote,
-    read_note,
-)
+from plait.runtime.task.notes import KeysNote, SampleNote, SegmentNote, WorkNote, read_note
 from plait.runtime.task.partial import Partial, Slot
 from plait.runtime.task.passes import HashRange, passes_for, reads_at
 from plait.runtime.task.prober import Prober, Span
@@ -359,17 +353,19 @@ class Work:
             keep &= times.to_numpy() > replay.above_us
         return keep
 
-    def runs(self, step: Step, times: Span, hashes: U64) -> list[View]:
+    def runs(self, step: Step, times: Span, hashes: U64 | None) -> list[View]:
         """The rank rule: all earlier epochs; of this epoch only what ranks below the driving relation.
 
         Segments without a row in the window, or above the floor, are left out.  By a key that the store is not
-        partitioned by, the rows with these hashes are searched.
+        partitioned by, the rows with these hashes are searched.  Without hashes it is all rows, whatever pass is under
+        way.
         """
-        if step.by is None:
+        if step.by is None and hashes is not None:
             return self.runs_of(step.store, step.sees_current, times, step.floor)
-        low, high = self.context.hashes(self.task)
         runs = self._seen_of(step.store, step.sees_current, times, step.floor)
-        return [searched(view, step.by, hashes, (low, high)) for view in runs]
+        if step.by is None or hashes is None:
+            return runs
+        return [searched(view, step.by, hashes, self.context.hashes(self.task)) for view in runs]
 
     def runs_of(self, store: str, sees_current: bool, times: Span = (None, None), floor: int = 0) -> list[View]:
         if store in self._dense and times == (None, None):

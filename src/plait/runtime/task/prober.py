@@ -85,8 +85,8 @@ class Prober:
     budget: int
     """Bytes that the rows in hand may weigh, at each depth of the tree."""
     now_us: int
-    runs: Callable[[Step, Span, U64], Sequence[View]]
-    """What a step sees of its store, with the rows that have one of these hashes at least."""
+    runs: Callable[[Step, Span, U64 | None], Sequence[View]]
+    """What a step sees of its store: the rows that have one of these hashes at least, or all."""
     ship: Callable[[Node, pa.Table], None]
     emit: Callable[[Sequence[Emit], Partial], None]
     feed: Callable[[Feed, Partial], int]
@@ -311,7 +311,7 @@ class Prober:
         mir = self.plan.store_by_id[step.store].mir
         if not self.sees_all or len(hashes) < FEWEST_ASKED or mir is not None or step.by is not None:
             return None
-        runs = self.runs(step, (None, None), hashes)
+        runs = self.runs(step, (None, None), None)
         if sum(len(run.hashes) for run in runs) > len(hashes):
             return None
         there = np.zeros(len(hashes), np.bool_)
