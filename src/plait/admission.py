@@ -26,7 +26,7 @@ from plait.share.mirs import CannotKeep, Joins, Keep, keeps_of, with_mirs
 from plait.share.planner import Planner
 from plait.share.retention import complete_us, keep_us, with_ttls
 from plait.share.steps import FirstLook
-from plait.share.store_choice import chosen, stored_by
+from plait.share.store_choice import StoreKey, chosen, searched_instead, stored_by
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState
@@ -81,11 +81,21 @@ def admitted(before: Catalog, asked: Asked, live: LiveState, policy: str = "min"
 
 
 def _allocated(
-    before: Catalog, catalog: Catalog, asked: Asked, live: LiveState, policy: str, *, apart: bool
+    before: Catalog,
+    catalog: Catalog,
+    asked: Asked,
+    live: LiveState,
+    policy: str,
+    *,
+    apart: bool,
+    graphs: Mapping[str, JoinGraph] | None = None,
 ) -> Admitted:
-    """Stores for all queries of a catalog; those that wait for nothing any more become live."""
+    """Stores for all queries of a catalog; those that wait for nothing any more become live.
+
+    `graphs` are the joins with the keys by which they are stored, where these are decided already.
+    """
     epoch = live.epoch + 1
-    graphs = _stored(catalog, asked, live)
+    graphs = graphs or _stored(catalog, asked, live)
     wanted: dict[str, Wanted] = {}
     for name, entry in catalog.queries.items():
         definition = asked.definitions[name]
@@ -141,20 +151,43 @@ def _stored(catalog: Catalog, asked: Asked, live: LiveState) -> dict[str, JoinGr
             graphs[join] = stored_by(graph, keys) if there and len(graph.aliases) > 1 else graph
     if asked.stores == "all":
         return graphs
-    fixed = {use.query for store in catalog.layout.mirs if store.mir is not None for use in store.mir.uses}
+    fixed = _feeding(catalog)
     rows = {
         relation: float(max(sum(i.rows for i in live.segments.get(s.id, ())) for s in stores))
         for relation in asked.relations
         if (stores := [s for s in catalog.layout.stores if s.relation == relation and s.key != NO_KEY])
     }
-    kept = frozenset(
+    return graphs | chosen({join: g for join, g in graphs.items() if join not in fixed}, rows, _kept(graphs, fixed))
+
+
+def _feeding(catalog: Catalog) -> set[str]:
+    """The joins that have a part in an intermediate result."""
+    return {use.query for store in catalog.layout.mirs if store.mir is not None for use in store.mir.uses}
+
+
+def _kept(graphs: Mapping[str, JoinGraph], fixed: set[str]) -> frozenset[StoreKey]:
+    """The stores of some joins."""
+    return frozenset(
         (alias.relation, key_of(graph, alias.name, key).columns)
         for join, graph in graphs.items()
         if join in fixed
         for alias in graph.aliases
         for key in graph.keys_of(alias.name)
     )
-    return graphs | chosen({join: g for join, g in graphs.items() if join not in fixed}, rows, kept)
+
+
+def _thinned(now: Admitted, asked: Asked, live: LiveState, policy: str, planner: Planner) -> Admitted | None:
+    """Without the stores that epochs have shown to cost more than searching others; None if all are worth keeping."""
+    uses = planner.store_uses()
+    waits = any(query.live_since is None for query in now.catalog.queries.values())
+    if uses is None or waits or now.catalog.layout.builds:
+        return None
+    fixed = _feeding(now.catalog)
+    free = {join: graph for join, graph in now.graphs.items() if join not in fixed}
+    fewer = searched_instead(free, uses, planner.tasks, _kept(now.graphs, fixed))
+    if fewer == free:
+        return None
+    return _allocated(now.catalog, now.catalog, asked, live, policy, apart=False, graphs={**now.graphs, **fewer})
 
 
 def _completed(now: Admitted, asked: Asked, done: set[str], live: LiveState, policy: str) -> Admitted:
@@ -330,6 +363,8 @@ class Admission:
     planner: Planner | None = None
     in_force: Snapshot | None = None
     """None before `begin`."""
+    stores_judged: bool = False
+    """Whether it was asked, after a first period, which stores are worth keeping."""
 
     @property
     def version(self) -> int:
@@ -377,13 +412,22 @@ class Admission:
             build.store for build in self.now.catalog.layout.builds if live.builds.get(build.store, 0) >= KEY_GROUPS
         }
         wishes = None if self.planner is None else self.planner.wishes
-        if not done and wishes is None:
+        fewer = None if done or wishes is not None else self._fewer_stores(live)
+        if not done and wishes is None and fewer is None:
             if self.planner is not None:
                 self.in_force = _in_force(self.now, self.planner)
             return None
-        now = _completed(self.now, self.asked, done, live, self.policy) if done else self.now
+        now = _completed(self.now, self.asked, done, live, self.policy) if done else fewer or self.now
         if wishes is not None:
             now = _keeping(now, self.asked, wishes, live.epoch + 1)
         self.checkpoint.check_fence()
         self._put(self.now.catalog, now.catalog)
         return self._run_with(now, live, None if self.planner is None else self.planner.knowledge())
+
+    def _fewer_stores(self, live: LiveState) -> Admitted | None:
+        """What goes on without the stores that are not worth keeping: judged once, after the first period of a run."""
+        may = self.config.stores == "auto" and self.config.sharing != "independent"
+        if not may or self.stores_judged or self.planner is None or self.planner.store_uses() is None:
+            return None
+        self.stores_judged = True
+        return _thinned(self.now, self.asked, live, self.policy, self.planner)

@@ -84,8 +84,13 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
     there = {(store.relation, store.key.columns) for store in plan.stores}
     for left in dict.fromkeys(one for graph in graphs.values() for one in left_out(graph)):
         if (left.relation, left.key) not in there:
-            key, wider = (", ".join(c.removeprefix("=") for c in columns) for columns in (left.key, left.wider))
-            yield f"  no {left.relation}[{key}]: {left.relation}[{wider}] stands for it, behind what brings the rest"
+            key, other = (", ".join(c.removeprefix("=") for c in columns) for columns in (left.key, left.instead))
+            how = (
+                "is searched, in every task and with an index of its merged rows: that costs less"
+                if left.searched
+                else "stands for it, behind what brings the rest"
+            )
+            yield f"  no {left.relation}[{key}]: {left.relation}[{other}] {how}"
     yield ""
     yield "Probe trees"
     yield from forest(plan)

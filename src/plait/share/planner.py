@@ -26,6 +26,7 @@ from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.mirs import Keep
 from plait.share.replan import Arrangement, Running, Statistics, Views, arranged, replan, why_fixed, why_never
 from plait.share.steps import FirstLook
+from plait.share.store_choice import StoreKey, StoreUse
 from plait.stats.counters import History, Name, Period, gamma_mu
 
 SWITCHES_KEPT = 64
@@ -185,6 +186,37 @@ class Planner:
         self.switches.extend(decision.switches)
         self.wishes = decision.keeps
 
+    def store_uses(self) -> dict[StoreKey, StoreUse] | None:
+        """What an epoch of the plan in force is expected to do with each store; None while that is not known."""
+        if any((lead, a.name) not in self._views for lead, graph in self.catalog.leads.items() for a in graph.aliases):
+            return None
+        plan, latest = self.plan, self.history.latest
+        uses = {store.id: StoreUse(latest(("λ", store.relation), 0.0)) for store in plan.stores if store.mir is None}
+        nodes = {node.id: node for node in plan.nodes()}
+        for (lead, driver), view in self._views.items():
+            if lead not in self.catalog.leads:
+                continue
+            joined, keys = 1 << view.driver, latest(("keys", lead, driver), 0.0)
+            for target, id in zip(self.orders[lead][driver], dict(plan.query_by_name[lead].nodes)[driver], strict=True):
+                after = joined | 1 << view.names.index(target)
+                if id in nodes and nodes[id].step.store in uses:
+                    store = nodes[id].step.store
+                    lookups, found = keys * view.alive[joined], keys * view.alive[after] * view.width[after]
+                    uses[store] = uses[store].with_step(lookups, found)
+                joined = after
+        for source in plan.inputs:
+            begun = {tree.edge for tree in plan.trees if tree.nodes and any(n.step.hop == 1 for n in tree.nodes)}
+            for edge in source.edges:
+                if edge.store in uses and edge.id in begun:
+                    uses[edge.store] = replace(uses[edge.store], driving=uses[edge.store].rows_in)
+        known = plan.store_by_id
+        return {(known[id].relation, known[id].key.columns): use for id, use in uses.items()}
+
+    @property
+    def tasks(self) -> int:
+        """Among how many tasks tuples travel, about."""
+        return 2 if self._exchanged else 1
+
     def report(self) -> OptimiserReport:
         """For `run.last_progress`: the switches so far, the reason, and estimates against what was counted.
 
@@ -290,13 +322,13 @@ def _counted(period: Period, plan: Plan) -> Counted:
 
 
 def _is_order(graph: JoinGraph, driver: str, order: tuple[str, ...]) -> bool:
-    """Whether this is a probe order of the graph: everyone else once, each by a stored key of those before."""
+    """Whether this is a probe order of the graph: everyone else once, each by a key of those before."""
     names = {a.name for a in graph.aliases}
     if set(order) != names - {driver} or len(order) != len(names) - 1:
         return False
     joined = [driver]
     for name in order:
-        if not graph.can_look_up(joined, name):
+        if not graph.can_search(joined, name):
             return False
         joined.append(name)
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from plait.config import KEY_GROUPS
 from plait.query.plan import Plan
 from plait.query.store import Filter
 from plait.state.files.segment_home import SegmentHome
@@ -63,6 +64,11 @@ class EpochTask:
     def groups(self, task: int) -> tuple[int, int]:
         """The key groups a task owns."""
         return self.bounds[task], self.bounds[task + 1]
+
+    def hashes(self, task: int) -> tuple[int, int]:
+        """The range of hashes of the key groups that a task owns: from one to before another."""
+        low, high = self.groups(task)
+        return low * (2**64 // KEY_GROUPS), high * (2**64 // KEY_GROUPS)
 
     def filters_of(self, store: str) -> tuple[Filter, ...]:
         """The filters whose bits rows of a store carry."""

@@ -48,6 +48,7 @@ from plait.state.segments.block_segment import DeepSegment, writing_deep
 from plait.state.segments.columns import single, take_table
 from plait.state.segments.filter_sets import Rewritten, Sets
 from plait.state.segments.run import METER, MemoryRun, together
+from plait.state.segments.searched import searched
 from plait.state.segments.segment import Origin, SegmentInfo, microseconds, new_run, write_segment
 from plait.state.segments.segment_reader import Segment, open_segment
 from plait.state.segments.view import View, viewed, viewed_now
@@ -156,7 +157,9 @@ class Work:
         # The segments of a run follow each other: those of another hop are another run.
         self._new_runs.clear()
         several = inbox.count(self.inbox_bytes) > 1
-        for tables in inbox.slices(self.inbox_bytes, self.context.groups(self.task)):
+        # Tuples that search come with all hashes.
+        groups = (0, KEY_GROUPS) if hop in self.context.plan.searches else self.context.groups(self.task)
+        for tables in inbox.slices(self.inbox_bytes, groups):
             if several and self._being_written:
                 self.unload()
             self.append_fed(tables)
@@ -362,17 +365,27 @@ class Work:
             keep &= times.to_numpy() > replay.above_us
         return keep
 
-    def runs(self, step: Step, times: Span) -> list[View]:
+    def runs(self, step: Step, times: Span, hashes: U64 | None) -> list[View]:
         """The rank rule: all earlier epochs; of this epoch only what ranks below the driving relation.
 
-        Segments without a row in the window, or above the floor, are left out.
+        Segments without a row in the window, or above the floor, are left out.  By a key that the store is not
+        partitioned by, the rows with these hashes are searched.  Without hashes it is all rows, whatever pass is under
+        way.
         """
-        return self.runs_of(step.store, step.sees_current, times, step.floor)
+        if step.by is None and hashes is not None:
+            return self.runs_of(step.store, step.sees_current, times, step.floor)
+        runs = self._seen_of(step.store, step.sees_current, times, step.floor)
+        if step.by is None or hashes is None:
+            return runs
+        return [searched(view, step.by, hashes, self.context.hashes(self.task)) for view in runs]
 
     def runs_of(self, store: str, sees_current: bool, times: Span = (None, None), floor: int = 0) -> list[View]:
-        current = self.current.get(store, []) if sees_current else []
         if store in self._dense and times == (None, None):
-            return [self._together(store), *current]
+            return [self._together(store), *(self.current.get(store, []) if sees_current else [])]
+        return self._seen_of(store, sees_current, times, floor)
+
+    def _seen_of(self, store: str, sees_current: bool, times: Span, floor: int) -> list[View]:
+        current = self.current.get(store, []) if sees_current else []
         own = self._own(store)
         mine = [info for info in own if _overlaps(info, times) and info.max_born >= floor]
         METER.segments_skipped += len(own) - len(mine)
@@ -451,7 +464,11 @@ class Work:
         return found
 
     def ship(self, node: Node, table: pa.Table) -> None:
-        self.outbox.ship(node.id, table, self.context.bounds)
+        if node.step.by is None:
+            self.outbox.ship(node.id, table, self.context.bounds)
+        else:
+            for task in range(self.context.tasks):
+                self.outbox.ship_to(task, node.id, table)
 
     def feed(self, feed: Feed, partial: Partial) -> int:
         """Complete tuples go to the MIR that they are rows of; returns how many."""
