@@ -160,7 +160,7 @@ def run_engine(job: AggregatesJob, work: Path) -> Result:
 
     def into(name: str) -> Callable[[Any, int], None]:
         def keep(rows: Any, _epoch: int) -> None:
-            answered[name] = rows.toArrow()
+            answered[name] = rows.collect()
 
         return keep
 
@@ -186,9 +186,7 @@ def run_engine(job: AggregatesJob, work: Path) -> Result:
     ends = [report["timestamp"] for report in progress[WARM_UP - 1 :]]
     result.epochs = [after - before for before, after in pairwise(ends)]
     result.answers = statistics.median(report["seconds"].get("answers", 0.0) for report in progress[WARM_UP:])
-    result.rows = {
-        name: sorted(map(list, zip(*table.to_pydict().values(), strict=True))) for name, table in answered.items()
-    }
+    result.rows = {name: sorted(map(list, rows)) for name, rows in answered.items()}
     return result
 
 

@@ -48,7 +48,7 @@ COMPLETE = {
         sum(CASE WHEN t.n = 'q' THEN s.d * t.w WHEN s.v IS NULL THEN 1 ELSE 0 END) AS cased, max(s.v) AS most,
         sum(if(s.v > 2, s.d, NULL)) AS big, count(s.d) AS nd, count(*) AS n, sum(s.v * t.w) AS product
         {JOIN} GROUP BY s.g, t.w""",
-    "keys_computed_by_sources": f"""SELECT s.v % 3 AS r, upper(s.g) AS big, sum(length(t.n)) AS letters, count(*) AS n,
+    "keys_computed_by_sources": f"""SELECT s.v % 3 AS r, upper(s.g) AS big, min(t.w) AS least, count(*) AS n,
         sum((s.v + t.w) % 4) AS rest {JOIN} GROUP BY s.v % 3, upper(s.g)""",
     "one_stream": "SELECT g, count(*) AS n, avg(d) AS a FROM s WHERE v > 0 GROUP BY g",
     "nothing": "SELECT count(*) AS n, count(v) AS nv, sum(v) AS total, max(g) AS most, avg(d) AS a FROM s WHERE v > 99",
@@ -359,6 +359,7 @@ def test_only_what_tasks_evaluate_as_spark_does_is_grouped_by_them(spark: SparkS
             "by_double": f"SELECT s.x, count(*) AS n {JOIN} GROUP BY s.x",
             "quotient": f"SELECT s.g, sum(s.d / 3) AS q {JOIN} GROUP BY s.g",
             "rounded": f"SELECT s.g, sum(CAST(s.d AS DECIMAL(38, 10)) * s.d) AS r {JOIN} GROUP BY s.g",
+            "letters": f"SELECT s.g, sum(length(t.n)) AS letters {JOIN} GROUP BY s.g",
             "filtered": f"SELECT s.g, sum(s.v) FILTER (WHERE s.v > 1) AS v {JOIN} GROUP BY s.g",
             "spark_s_condition": f"SELECT s.g, count(*) AS n {JOIN} AND s.g LIKE concat(t.n, '%') GROUP BY s.g",
         }.items():
