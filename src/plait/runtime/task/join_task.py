@@ -27,7 +27,8 @@ from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.exchange import Inbox, Outbox, merged
 from plait.runtime.task.feeding import fed, sets_of
 from plait.runtime.task.frames import Frame, arrived
-from plait.runtime.task.notes import KeysNote, SampleNote, SegmentNote, WorkNote, read_note
+from plait.runtime.task.load import ARRIVED_NS, Load
+from plait.runtime.task.notes import KeysNote, LoadNote, SampleNote, SegmentNote, WorkNote, read_note
 from plait.runtime.task.partial import Partial, Slot
 from plait.runtime.task.passes import HashRange, passes_for, reads_at
 from plait.runtime.task.prober import Prober, Span
@@ -71,6 +72,7 @@ class Work:
         self.inbox_bytes = context.memory // 4
         self.outbox = Outbox(limit=context.memory // 16)
         self.results = TaskResults(context)
+        self.load = Load(context.groups(self.task)) if context.tasks > 1 else None
         self.prober = Prober(
             context.plan,
             context.iterative,
@@ -82,6 +84,7 @@ class Work:
             self.emit,
             self.feed,
             context.epoch,
+            self.load,
         )
         self._mine: dict[str, list[SegmentInfo]] = {}
         self._opened: dict[str, Segment] = {}
@@ -194,6 +197,8 @@ class Work:
 
     def _append(self, store: Store, hashes: U64, rows: pa.Table, sets: Sets) -> None:
         context = self.context
+        if self.load is not None:
+            self.load.add(hashes, ARRIVED_NS)
         view = viewed_now(MemoryRun(hashes, rows), sets, context.epoch, context.plan.filter_by_id)
         self.current.setdefault(store.id, []).append(view)
         run = self._new_runs.setdefault(store.id, new_run())
@@ -375,7 +380,7 @@ class Work:
     def _seen_of(self, store: str, sees_current: bool, times: Span, floor: int) -> list[View]:
         current = self.current.get(store, []) if sees_current else []
         own = self._own(store)
-        mine = [info for info in own if _overlaps(info, times) and info.max_born >= floor]
+        mine = [info for info in own if info.overlaps(times) and info.max_born >= floor]
         METER.segments_skipped += len(own) - len(mine)
         return [*(self._view(info) for info in mine), *current]
 
@@ -453,7 +458,7 @@ class Work:
 
     def ship(self, node: Node, table: pa.Table) -> None:
         if node.step.by is None:
-            self.outbox.ship(node.id, table, self.context.tasks)
+            self.outbox.ship(node.id, table, self.context.bounds)
         else:
             for task in range(self.context.tasks):
                 self.outbox.ship_to(task, node.id, table)
@@ -461,7 +466,7 @@ class Work:
     def feed(self, feed: Feed, partial: Partial) -> int:
         """Complete tuples go to the MIR that they are rows of; returns how many."""
         table = fed(feed, self.context.plan.store_by_id[feed.store], partial, self.context.epoch)
-        self.outbox.ship(feed.id, table, self.context.tasks)
+        self.outbox.ship(feed.id, table, self.context.bounds)
         return int(table.num_rows)
 
     def emit(self, emits: Sequence[Emit], partial: Partial) -> None:
@@ -484,14 +489,8 @@ class Work:
         with self.timed("materialise"):
             for note in self.results.close():
                 self.outbox.note(self.task, note)
+        if self.load is not None:
+            self.outbox.note(self.task, LoadNote.of(self.load.groups[0], self.load.cost))
         reads = METER.since(self._metered)
         self.outbox.note(self.task, WorkNote(self.prober.counts, self.driven, self.seconds, reads))
         yield from self.outbox.batches()
-
-
-def _overlaps(info: SegmentInfo, times: Span) -> bool:
-    """The zone map: whether a segment can have rows with such event times."""
-    low, high = times
-    if info.min_time is None or info.max_time is None:
-        return True
-    return (low is None or info.max_time >= low) and (high is None or info.min_time <= high)
