@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from plait.config import KEY_GROUPS
 from plait.query.plan import Plan
 from plait.query.store import Filter
 from plait.state.files.segment_home import SegmentHome
