@@ -28,14 +28,7 @@ from plait.runtime.task.exchange import Inbox, Outbox, merged
 from plait.runtime.task.feeding import fed, sets_of
 from plait.runtime.task.frames import Frame, arrived
 from plait.runtime.task.load import ARRIVED_NS, Load
-from plait.runtime.task.notes import (
-    KeysNote,
-    LoadNote,
-    SampleNote,
-    SegmentNote,
-    WorkNote,
-    read_note,
-)
+from plait.runtime.task.notes import KeysNote, LoadNote, SampleNote, SegmentNote, WorkNote, read_note
 from plait.runtime.task.partial import Partial, Slot
 from plait.runtime.task.passes import HashRange, passes_for, reads_at
 from plait.runtime.task.prober import Prober, Span
@@ -387,7 +380,7 @@ class Work:
     def _seen_of(self, store: str, sees_current: bool, times: Span, floor: int) -> list[View]:
         current = self.current.get(store, []) if sees_current else []
         own = self._own(store)
-        mine = [info for info in own if _overlaps(info, times) and info.max_born >= floor]
+        mine = [info for info in own if info.overlaps(times) and info.max_born >= floor]
         METER.segments_skipped += len(own) - len(mine)
         return [*(self._view(info) for info in mine), *current]
 
@@ -501,11 +494,3 @@ class Work:
         reads = METER.since(self._metered)
         self.outbox.note(self.task, WorkNote(self.prober.counts, self.driven, self.seconds, reads))
         yield from self.outbox.batches()
-
-
-def _overlaps(info: SegmentInfo, times: Span) -> bool:
-    """The zone map: whether a segment can have rows with such event times."""
-    low, high = times
-    if info.min_time is None or info.max_time is None:
-        return True
-    return (low is None or info.max_time >= low) and (high is None or info.min_time <= high)

@@ -115,12 +115,12 @@ class Prober:
         runs = self.runs(step, _zone(step, frame), frame.hashes)
         matches = self._look_up(node, runs, frame, count)
         count.lookups += len(frame.hashes)
-        if self.load is not None:
+        if self.load is not None and step.by is None:
             self.load.add(frame.hashes, LOOKUP_NS)
         frame = with_matches(frame, matches)
         if not len(frame.hashes):
             return
-        if self.load is not None:
+        if self.load is not None and step.by is None:
             self.load.add_matches(frame.hashes, frame.lists[-1].counts)
         sieve = self.sieve(step.seen, width)
         unseen = not all(sieve.lets_all(run) and not self._ranks(step, run) for run in runs)

@@ -92,6 +92,13 @@ class SegmentInfo:
         """Whether its rows lie in compressed blocks."""
         return self.path.endswith(".deep")
 
+    def overlaps(self, times: tuple[int | None, int | None]) -> bool:
+        """The zone map: whether rows can have such event times, both ends included; None is unbounded."""
+        low, high = times
+        if self.min_time is None or self.max_time is None:
+            return True
+        return (low is None or self.max_time >= low) and (high is None or self.min_time <= high)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON value; `from_json` gives the info back."""
         return dataclasses.asdict(self)
