@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import plait
 from plait.runtime.answers import answer as answers
-from plait.runtime.answers import placed_groups, together
+from plait.runtime.answers import answers_together as together
+from plait.runtime.answers import placed_groups
 from plait.runtime.task.shared_results import SHARED
 from plait.testing import ScriptedStream, run_epochs
 from tests.oracle import Bag, Oracle, bag

@@ -259,7 +259,7 @@ class Sources:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     live: LiveResults = field(default_factory=LiveResults)
     finished_alike: list[tuple[Answer, ...]] | None = None
-    """Which answers can be finished together (`together.py`), once that is known."""
+    """Which answers can be finished together (`answers_together.py`), once that is known."""
     _sharing: tuple[Plan | None, list[tuple[str, ...]]] = (None, [])
 
     def source(self, graph: str) -> tuple[Residual, Source] | None:

@@ -30,7 +30,7 @@ class Groups:
     """By source and file: partial rows as they are."""
     wide: set[str] = field(default_factory=set)
     """Sources of which too many groups matter for telling here which do."""
-    together: PlacedGroups = field(default_factory=lambda: PlacedGroups({}))
+    together: PlacedGroups = field(default_factory=PlacedGroups)
     """Groups of several queries."""
 
     def of(

@@ -9,7 +9,7 @@ Cost: a file is read once for all of these queries.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
@@ -65,7 +65,9 @@ def flagged(grouping: Grouping) -> Grouping:
 class PlacedGroups:
     """What partial rows of some queries have come to, held while it is little: made from files, lost without harm."""
 
-    held: dict[tuple[str, ...], tuple[dict[str, Placed], pa.Table]]
+    held: dict[tuple[str, ...], tuple[dict[str, Placed], pa.Table]] = field(default_factory=dict)
+    frames: dict[tuple[tuple[str, str], ...], DataFrame] = field(default_factory=dict)
+    """By columns a frame without rows, over which plans are compared."""
 
     def merged(
         self, sources: tuple[str, ...], files: Mapping[str, Placed], new: frozenset[str], rows: ResultRows

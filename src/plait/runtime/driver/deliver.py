@@ -14,8 +14,8 @@ from functools import partial
 
 from plait.errors import PlaitError
 from plait.runtime.answers.answer import Answer
+from plait.runtime.answers.answers_together import Together
 from plait.runtime.answers.result_reader import ResultRows
-from plait.runtime.answers.together import Together
 from plait.runtime.driver import commit as commits
 from plait.runtime.driver.driver import Driver, Epoch, Services
 from plait.runtime.driver.offsets import remove_torn

@@ -30,7 +30,7 @@ from plait.runtime.task.file_sets import mapped, row_bytes, sets_in, width_of, w
 from plait.runtime.task.group_writer import grouped, merged
 from plait.runtime.task.partial import Partial
 from plait.runtime.task.result_writer import ResultWriter
-from plait.runtime.task.shared_results import SHARED, SharedWriter
+from plait.runtime.task.shared_results import SHARED, SharedWriter, of_emits
 from plait.state.files.storage import Files
 from plait.state.log.manifest import ResultFile
 from plait.state.segments.sieve import as_words
@@ -155,9 +155,7 @@ class SharedGroupWriter:
 
     def write(self, emits: Sequence[Emit], partial: Partial) -> None:
         """A chunk of joined rows that are the same for all of these queries, one emit for each."""
-        if partial.sets is not None:
-            everyone = as_words(sum(1 << emit.member for emit in emits), partial.sets.shape[1])
-            partial = partial.of_members(everyone)
+        partial = of_emits(emits, partial)
         if not len(partial.hashes):
             return
         rows = pa.table(partial.columns(emits[0].columns), names=list(self._columns))

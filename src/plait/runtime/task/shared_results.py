@@ -67,6 +67,13 @@ def _emits(plan: Plan) -> Iterator[tuple[Emit, ...]]:
             yield from (node.emits for node in top.walk())
 
 
+def of_emits(emits: Sequence[Emit], partial: Partial) -> Partial:
+    """The tuples of a chunk that belong to some of these queries."""
+    if partial.sets is None:
+        return partial
+    return partial.of_members(as_words(sum(1 << emit.member for emit in emits), partial.sets.shape[1]))
+
+
 class SharedWriter:
     """The rows that a task, or a merge, adds to queries with the same columns."""
 
@@ -97,9 +104,7 @@ class SharedWriter:
 
     def write(self, emits: Sequence[Emit], partial: Partial) -> None:
         """A chunk of results that are the same rows for all of these queries, one emit for each."""
-        if partial.sets is not None:
-            everyone = as_words(sum(1 << emit.member for emit in emits), partial.sets.shape[1])
-            partial = partial.of_members(everyone)
+        partial = of_emits(emits, partial)
         if not len(partial.hashes):
             return
         table = pa.table(self._computed(emits, partial), names=list(self._columns))

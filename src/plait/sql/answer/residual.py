@@ -274,6 +274,7 @@ class Residual:
     notes: tuple[str, ...] = ()
     """What is recomputed, and why: for explain, and for the warning."""
     sources: tuple[Source, ...] = ()
+    _made: tuple[DataFrame, Any] | None = None
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -307,7 +308,13 @@ class Residual:
 
     def finishes_like(self, other: Residual, merged: DataFrame) -> bool:
         """Whether both make the same answer of the same merged rows, of which this is a frame."""
-        return self.output == other.output and is_same_plan(self._finishing(merged), other._finishing(merged))
+        return self.output == other.output and is_same_plan(self._compared(merged), other._compared(merged))
+
+    def _compared(self, merged: DataFrame) -> Any:
+        """The plan over a frame, made once: queries are compared whenever one comes or goes."""
+        if self._made is None or self._made[0] is not merged:
+            self._made = merged, self._finishing(merged)
+        return self._made[1]
 
     def _finishing(self, merged: DataFrame) -> Any:
         assert self.aggregate is not None

@@ -40,10 +40,11 @@ COLLECTED_BYTES = 4 * SMALL_BYTES
 _LOG = logging.getLogger("plait")
 
 
-def alike(answers: Iterable[Answer], rows: ResultRows) -> list[tuple[Answer, ...]]:
+def alike(
+    answers: Iterable[Answer], rows: ResultRows, frames: dict[tuple[tuple[str, str], ...], DataFrame]
+) -> list[tuple[Answer, ...]]:
     """Answers that can be finished together; one alone is in none of the groups."""
     found: dict[object, list[list[Answer]]] = {}
-    frames: dict[object, DataFrame] = {}
     for answer in answers:
         source = _source(answer)
         if source is None:
@@ -87,12 +88,20 @@ class Together:
         names = {answer.name for answer in self.asked}
         self._groups = {}
         if self.sources.finished_alike is None:
-            self.sources.finished_alike = alike(self.sources.answers.values(), self.rows)
+            self.sources.finished_alike = self._alike()
         for group in self.sources.finished_alike:
             mine = tuple(answer for answer in group if answer.name in names)
             if len(mine) > 1:
                 made = Group(mine, self.rows, self.sources.live)
                 self._groups |= {answer.name: made for answer in mine}
+
+    def _alike(self) -> list[tuple[Answer, ...]]:
+        try:
+            return alike(self.sources.answers.values(), self.rows, self.sources.live.groups.together.frames)
+        except Exception as error:
+            # Then each is answered by itself, and fails alone if it must.
+            _LOG.debug("plans of answers cannot be compared: %s", error)
+            return []
 
     def delivered(self, answer: Answer) -> DataFrame:
         """What its sink gets."""
