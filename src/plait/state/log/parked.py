@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 from plait.errors import CorruptionError, PlaitError
 from plait.state.files.storage import Files
-from plait.state.log.manifest import seal, unseal
+from plait.state.log.sealed import seal, unseal
 
 FOLDER = "parked"
 PARKED = "parked"
