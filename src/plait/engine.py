@@ -19,7 +19,8 @@ from plait.config import Config
 from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
 from plait.launching import Launching
-from plait.queries import Desk, QueryHandle
+from plait.queries import Desk, QueryHandle, budget_of
+from plait.query.budget import Budget
 from plait.query.plan import Plan
 from plait.registry import Registry
 from plait.run import Run
@@ -132,7 +133,15 @@ class Engine(Launching):
                 raise
             self._changed()
 
-    def query(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
+    def query(
+        self,
+        name: str,
+        sql: str,
+        output_mode: str | None = None,
+        since: str | None = None,
+        max_rows_per_epoch: int | None = None,
+        max_state: str | None = None,
+    ) -> QueryHandle:
         """Registers a query over the streams; it is read and checked at once, and runs from `start` on.
 
         While the engine runs, from any thread: it is admitted after the running epoch, beside which it is read and
@@ -148,16 +157,29 @@ class Engine(Launching):
         among rows that are there; `new` takes no notice of older rows.  The default is `now`, or `new` for queries with
         semi, anti or outer joins, whose streams must begin together.  A query that lives there with another text is
         refused: see `replace`.
-        """
-        return self._define(name, sql, output_mode, since, replaces=False)
 
-    def replace(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
+        With more joined rows in an epoch than `max_rows_per_epoch`, or a larger share of the state than `max_state`
+        (such as "2g"), the query is parked, and the others go on; `QueryHandle.limit` sets other limits.
+        """
+        budget = budget_of(max_rows_per_epoch, max_state)
+        return self._define(name, sql, output_mode, since, budget, replaces=False)
+
+    def replace(
+        self,
+        name: str,
+        sql: str,
+        output_mode: str | None = None,
+        since: str | None = None,
+        max_rows_per_epoch: int | None = None,
+        max_state: str | None = None,
+    ) -> QueryHandle:
         """Registers a query like `query`, instead of the one that lives under this name; also while the engine runs.
 
         With the text that lives there already nothing changes, so the call may stay in the program.  Rows that were
         committed under the old text have gone to the old sink; those that were kept are deleted.
         """
-        return self._define(name, sql, output_mode, since, replaces=True)
+        budget = budget_of(max_rows_per_epoch, max_state)
+        return self._define(name, sql, output_mode, since, budget, replaces=True)
 
     def drop(self, name: str) -> None:
         """Ends a query, a stream or a table that lives on the checkpoint, with the next start.
@@ -192,13 +214,16 @@ class Engine(Launching):
         if id in failed:
             raise failed[id]
 
-    def _define(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
+    def _define(
+        self, name: str, sql: str, output_mode: str | None, since: str | None, budget: Budget, replaces: bool
+    ) -> QueryHandle:
         while True:
             with self._lock:
                 self._refuse_if_closed("a query cannot be added")
                 read = self._registered.reading(name, sql, output_mode, since, replaces)
             # Without the lock: epochs begin meanwhile, and others have their queries read.
             made = read()
+            made.budget = budget
             with self._lock:
                 self._refuse_if_closed("a query cannot be added")
                 before = self._registered.memento()
@@ -217,7 +242,10 @@ class Engine(Launching):
     def _carry_out(self, request: Request) -> None:
         """What another process asks for (`plait add`, `drop`, `replace`), as if the program had done it."""
         name, sink = request.name, request.sink
+        budget = budget_of(request.max_rows_per_epoch, request.max_state)
         if request.operation == "resume":
+            if budget != Budget() and name in self._registered.queries:
+                QueryHandle(self, name).limit(request.max_rows_per_epoch, request.max_state)
             self.resume(name, request.skip)
             return
         with self.changes():
@@ -228,8 +256,11 @@ class Engine(Launching):
                 return
             there = self._registered.queries.get(name)
             if there is not None and there.origin == REQUEST and there.sql == request.sql:
+                if there.budget != budget:
+                    QueryHandle(self, name).limit(request.max_rows_per_epoch, request.max_state)
                 return
-            made = self._define(name, request.sql, request.output_mode, request.since, request.operation == "replace")
+            replaces = request.operation == "replace"
+            made = self._define(name, request.sql, request.output_mode, request.since, budget, replaces)
             self._registered.queries[name].origin = REQUEST
             try:
                 if sink is not None:

@@ -12,8 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from plait.catalog.catalog import PROGRAM, Catalog, QueryEntry
 from plait.catalog.changes import Definition
-from plait.config import Config
+from plait.config import Config, bytes_of
 from plait.errors import PlaitError, QueryError
+from plait.query.budget import Budget
 from plait.query.graph import JoinGraph
 from plait.query.layout import shown
 from plait.query.plan import Plan
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.01
 """How often whoever waits for a query looks whether it is live."""
+
+
+def budget_of(max_rows_per_epoch: int | None, max_state: str | None) -> Budget:
+    """The limits of a query as users write them."""
+    return Budget(max_rows_per_epoch, None if max_state is None else bytes_of("max_state", max_state))
 
 
 def watermark_policy(spark: SparkSession) -> str:
@@ -57,6 +63,8 @@ class RegisteredQuery:
     """Kind and options of the sink, as far as they can be written down."""
     answer: Answer | None = None
     """What Spark makes of its rows, if they are not the answer themselves."""
+    budget: Budget = field(default_factory=Budget)
+    """Over which it is parked."""
 
     @property
     def graphs(self) -> dict[str, JoinGraph]:
@@ -87,6 +95,7 @@ class RegisteredQuery:
             sink=self.described,
             origin=self.origin,
             closing=None if aggregate is None or closing is None else (aggregate.name, closing.alias),
+            budget=self.budget,
         )
 
     def use(self, sink: Sink, kind: str, options: Mapping[str, Any]) -> None:
@@ -230,6 +239,13 @@ class QueryHandle:
             self._query.use(made, kind, options)
         return self
 
+    def limit(self, max_rows_per_epoch: int | None = None, max_state: str | None = None) -> QueryHandle:
+        """Other limits than those it was defined with; None is without."""
+        budget = budget_of(max_rows_per_epoch, max_state)
+        with self._desk.changing("limits cannot be changed"):
+            self._query.budget = budget
+        return self
+
     def foreach_batch(self, fn: Any) -> QueryHandle:
         """Shorthand for `sink("foreach_batch", fn=fn)`: `fn(rows, epoch)` is called once per epoch number."""
         return self.sink("foreach_batch", fn=fn)
@@ -246,11 +262,14 @@ class QueryHandle:
         return self._results(self._desk.known)
 
     def _refuse_missing(self) -> None:
-        """Raises if rows are missing because Spark's part of the query failed."""
-        parked, log = self._desk.parked(self._query.id), self._desk.checkpoint.log
+        """Raises if rows are missing because the query is parked."""
+        parked = self._desk.parked(self._query.id)
         if parked is None:
             return
-        if parked.status == FAILED or any(file.raw for file in log.results().get(self._query.id, ())):
+        files = self._desk.checkpoint.log.results().get(self._query.id, ())
+        # A sink that takes what was missed may ask for all rows.
+        waits = any(file.raw or (file.held is not None and not parked.asked) for file in files)
+        if parked.status == FAILED or waits:
             raise parked.error
 
     def _results(self, known: set[str]) -> DataFrame:

@@ -44,6 +44,12 @@ SinkKind = Annotated[
 SinkOption = Annotated[
     list[str] | None, typer.Option("--option", help="An option of the sink, as key=value (repeatable).")
 ]
+MaxRows = Annotated[
+    int | None, typer.Option("--max-rows-per-epoch", min=1, help="Joined rows of an epoch, over which it is parked.")
+]
+MaxState = Annotated[
+    str | None, typer.Option("--max-state", help="Its share of the state, such as 2g, over which it is parked.")
+]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the change is admitted.")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the engine's answer.")]
 Queue = Annotated[
@@ -66,13 +72,16 @@ def add(
     mode: Mode = None,
     sink: SinkKind = None,
     option: SinkOption = None,
+    max_rows: MaxRows = None,
+    max_state: MaxState = None,
     wait: Wait = True,
     timeout: Timeout = 60.0,
     queue: Queue = False,
     as_json: AsJson = False,
 ) -> None:
     """Add a query to a running engine."""
-    request = Request("add", name, _text(sql), since, mode, _sink(sink, option))
+    where = _sink(sink, option)
+    request = Request("add", name, _text(sql), since, mode, where, max_rows_per_epoch=max_rows, max_state=max_state)
     _send(checkpoint, request, wait, timeout, queue, as_json)
 
 
@@ -84,13 +93,16 @@ def replace(
     mode: Mode = None,
     sink: SinkKind = None,
     option: SinkOption = None,
+    max_rows: MaxRows = None,
+    max_state: MaxState = None,
     wait: Wait = True,
     timeout: Timeout = 60.0,
     queue: Queue = False,
     as_json: AsJson = False,
 ) -> None:
     """Replace a query of a running engine by another one under its name."""
-    request = Request("replace", name, _text(sql), since, mode, _sink(sink, option))
+    where = _sink(sink, option)
+    request = Request("replace", name, _text(sql), since, mode, where, max_rows_per_epoch=max_rows, max_state=max_state)
     _send(checkpoint, request, wait, timeout, queue, as_json)
 
 
@@ -110,13 +122,16 @@ def resume(
     checkpoint: CheckpointPath,
     name: Name,
     skip: Annotated[bool, typer.Option("--skip", help="Without the epochs that it missed.")] = False,
+    max_rows: MaxRows = None,
+    max_state: MaxState = None,
     wait: Wait = True,
     timeout: Timeout = 60.0,
     queue: Queue = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a parked query of a running engine go on, with the epochs that it missed."""
-    _send(checkpoint, Request("resume", name, skip=skip), wait, timeout, queue, as_json)
+    request = Request("resume", name, skip=skip, max_rows_per_epoch=max_rows, max_state=max_state)
+    _send(checkpoint, request, wait, timeout, queue, as_json)
 
 
 def ls(checkpoint: CheckpointPath, as_json: AsJson = False) -> None:

@@ -194,6 +194,11 @@ class Epoch:
     await_durable: Callable[[], None] = lambda: None
     """Waits until what the commit relies on of Spark's logs is durable."""
 
+    def ran(self, query: str) -> bool:
+        """Whether earlier epochs have results of a query, by id."""
+        begin = self.driver.now.catalog.begins(self.number)
+        return any(q.name not in begin and q.name.partition(".")[0] == query for q in self.plan.queries)
+
     def __post_init__(self) -> None:
         self.plan = self.driver.now.plan
         """The plan that it runs with; the driver's may be the next epoch's already."""

@@ -36,11 +36,13 @@ class ParkedQuery:
     cause: str
     remedy: str
     status: str = PARKED
-    """`failed` once it missed more than may be kept: its missed rows are gone."""
+    """`failed` once it missed more than may be kept, or could not be computed: its missed rows are gone."""
     before_ms: Mapping[str, int] | None = None
     """Of an answer: what watermarks were made of before the first missed epoch; None if it had begun with that."""
     asked: str = ""
     """`deliver` or `skip` once somebody has asked to resume it."""
+    final: bool = False
+    """Of one that is `failed`: it cannot be resumed at all, because its answer needs the rows that are gone."""
 
     @property
     def error(self) -> PlaitError:

@@ -45,6 +45,9 @@ class Request:
     """Kind and options; None keeps the rows in the checkpoint."""
     skip: bool = False
     """Of `resume`: without what the query missed."""
+    max_rows_per_epoch: int | None = None
+    max_state: str | None = None
+    """Limits as `engine.query` takes them; of `resume`, others than before, if there are any."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def to_json(self) -> bytes:
@@ -132,7 +135,9 @@ def _read(files: Files, id: str) -> Request | Answer:
     except (ValueError, TypeError, RecursionError) as error:
         return refused(f"cannot be read: {error}")
     texts = (request.operation, request.name, request.sql, request.since or "", request.output_mode or "")
-    if request.id != id or not all(isinstance(text, str) for text in texts) or request.skip not in (False, True):
+    limits = isinstance(request.max_rows_per_epoch, int | None) and isinstance(request.max_state, str | None)
+    plain = limits and all(isinstance(text, str) for text in texts) and request.skip in (False, True)
+    if request.id != id or not plain:
         return refused("does not say what it asks for")
     if request.operation not in OPERATIONS:
         return refused(f"asks for {request.operation!r}, which is none of {', '.join(OPERATIONS)}")
