@@ -369,6 +369,12 @@ class Admission:
         self.now, self.planner, self.in_force = now, planner, _in_force(now, planner)
         return planner
 
+    def as_if_built(self, live: LiveState) -> Admission:
+        """The same once all of its builds are complete."""
+        done = {build.store for build in self.now.catalog.layout.builds}
+        now = _completed(self.now, self.asked, done, live, self.policy) if done else self.now
+        return Admission(self.checkpoint, self.config, self.asked, now, self.policy, self.planner)
+
     def put(self, before: Catalog) -> None:
         """Makes the catalog durable, if it is a new version."""
         self._put(before, self.now.catalog)

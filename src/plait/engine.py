@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -19,6 +20,7 @@ from plait.config import Config
 from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
 from plait.launching import Launching
+from plait.preview import Preview
 from plait.queries import Desk, QueryHandle, budget_of
 from plait.query.budget import Budget
 from plait.query.plan import Plan
@@ -164,6 +166,28 @@ class Engine(Launching):
         budget = budget_of(max_rows_per_epoch, max_state)
         return self._define(name, sql, output_mode, since, budget, replaces=False)
 
+    def preview(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> Preview:
+        """What `query` with these arguments would do, without doing it: floors, stores to be built, the expected cost.
+
+        Under a name that is there already: what `replace` would do.
+        """
+        with self._lock:
+            self._refuse_if_closed("a query cannot be read")
+            if name not in self._registered.queries:
+                self._restore()
+            replaces = name in self._registered.queries
+            read = self._registered.reading(name, sql, output_mode, since, replaces)
+        made = read()
+        with self._lock:
+            before = self._registered.memento()
+            known = self._planned().plan if before.queries else None
+            try:
+                if not self._registered.register(made, replaces):
+                    raise QueryError("DUPLICATE_QUERY", f"{name!r} has been defined meanwhile", "ask again")
+                return self._previewed(name, known)
+            finally:
+                self._registered.go_back(before)
+
     def replace(
         self,
         name: str,
@@ -184,15 +208,20 @@ class Engine(Launching):
     def drop(self, name: str) -> None:
         """Ends a query, a stream or a table that lives on the checkpoint, with the next start.
 
-        A query may be dropped while the engine runs: it ends with the running epoch.  Its kept results, and the state
-        that serves no other query, are deleted.  What is not there is no error, so the call may stay in the program.
+        A query may be dropped while the engine runs: it ends with the running epoch.  If that is busy with the query's
+        first pass over state (`since="state"`), the pass is given up, and the epoch run without it.  Its kept
+        results, and the state that serves no other query, are deleted.  What is not there is no error, so the call may
+        stay in the program.
         """
         with self._lock:
             self._refuse_if_closed("nothing can be dropped")
             if name in self._registered.relations:
                 self._refuse_if_running("a stream or table cannot be dropped")
+            dropped = self._registered.queries.get(name)
             self._registered.drop(name)
             self._changed()
+        if dropped is not None and self._run is not None:
+            self._run._give_up_first_pass(set(dropped.graphs))
 
     def resume(self, name: str, skip: bool = False) -> None:
         """Lets a parked query go on: its sink gets the epochs that it missed, in order, and then those to come.
@@ -239,26 +268,32 @@ class Engine(Launching):
                 self._changed()
                 return QueryHandle(self, name)
 
-    def _carry_out(self, request: Request) -> None:
-        """What another process asks for (`plait add`, `drop`, `replace`), as if the program had done it."""
+    def _carry_out(self, request: Request) -> Mapping[str, Any] | None:
+        """What another process asks for (`plait add`, `drop`, `replace`), as if the program had done it.
+
+        Returns the preview of a change that is not to be made.
+        """
         name, sink = request.name, request.sink
+        if request.dry_run:
+            found = self.preview(name, request.sql, request.output_mode, request.since)
+            return {**found.json, "text": found.text}
         budget = budget_of(request.max_rows_per_epoch, request.max_state)
         if request.operation == "resume":
             if budget != Budget() and name in self._registered.queries:
                 QueryHandle(self, name).limit(request.max_rows_per_epoch, request.max_state)
             self.resume(name, request.skip)
-            return
+            return None
         with self.changes():
             if request.operation == "drop":
                 if name in self._registered.relations:
                     raise QueryError("NO_QUERY", f"{name!r} is a stream or table", "drop these in the program")
                 self.drop(name)
-                return
+                return None
             there = self._registered.queries.get(name)
             if there is not None and there.origin == REQUEST and there.sql == request.sql:
                 if there.budget != budget:
                     QueryHandle(self, name).limit(request.max_rows_per_epoch, request.max_state)
-                return
+                return None
             replaces = request.operation == "replace"
             made = self._define(name, request.sql, request.output_mode, request.since, budget, replaces)
             self._registered.queries[name].origin = REQUEST
@@ -269,6 +304,7 @@ class Engine(Launching):
                 with self._lock:
                     self._registered.take_back(name, there)
                 raise
+        return None
 
     def _restore(self) -> None:
         """Queries that other processes have added."""
@@ -355,6 +391,17 @@ class Engine(Launching):
             with self._lock:
                 self._holding -= 1
                 self._tell_the_run()
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """As `changes`; if an error leaves the block, nothing in it has happened."""
+        with self.changes(), self._lock:
+            before = self._registered.memento()
+            try:
+                yield
+            except BaseException:
+                self._registered.go_back(before)
+                raise
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:

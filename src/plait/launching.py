@@ -23,7 +23,9 @@ from plait.catalog.catalog import Catalog
 from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
 from plait.errors import PlaitError
+from plait.preview import Preview, preview
 from plait.queries import Desk, watermark_policy
+from plait.query.plan import Plan
 from plait.query.store import Input
 from plait.registry import Registry
 from plait.run import Admits, Run, Started, guarded
@@ -55,6 +57,7 @@ from plait.starting import (
 )
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.events import mean_rows
 from plait.state.log.manifest import LiveState, modernised
 
 
@@ -239,6 +242,21 @@ class Launching:
             )
             now = Admitted(replace(now.catalog, positions=positions), now.allocation, now.graphs)
         return Admission(self.checkpoint, self.config, asked, now, watermark_policy(self.spark), planner)
+
+    def _previewed(self, name: str, before: Plan | None) -> Preview:
+        """What admitting what is registered would mean for one query."""
+        run = self._run if self._run is not None and self._run.is_active else None
+        if run is None or self._running is None or self._running.planner is None:
+            admission, learnt, in_place = self._admit(), self.checkpoint.statistics(), None
+            live = self._live
+        else:
+            live, learnt = run.live, self._running.planner.knowledge()
+            admission = self._proposed(self._in_force, live, self._running.planner)
+            in_place = is_covered(streamed(admission.now.catalog), run._selections)
+        admission.begin(live, learnt)
+        built = admission.as_if_built(live)
+        built.begin(live, learnt)
+        return preview(name, before, admission, built, live, mean_rows(self.checkpoint.files), in_place)
 
     def _upgrade(self, asked: Asked) -> None:
         """A checkpoint of format 3: what it says is said again in today's terms, and committed with the next epoch."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,9 +26,9 @@ from plait.sql.answer.residual import only_aggregate
 from plait.sql.catalyst.read_query import ReadQuery
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.parked import FAILED, ParkedQuery
+from plait.state.log.passes import told_share
 
 if TYPE_CHECKING:
-    from plait.engine import Engine
     from plait.run import Run
 
 _POLL_SECONDS = 0.01
@@ -146,10 +146,16 @@ class Desk:
         return next((q.complete_us for q in self.catalog().queries.values() if q.id == id), None)
 
 
+class HasDesk(Protocol):
+    """An engine, as far as handles need it."""
+
+    _desk: Desk
+
+
 class QueryHandle:
     """One registered query."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: HasDesk, name: str) -> None:
         self._desk = engine._desk
         self.name = name
 
@@ -180,6 +186,15 @@ class QueryHandle:
             return parked.status
         entry = self._desk.entry(self.name)
         return "pending" if entry is None else entry.status
+
+    @property
+    def first_pass(self) -> float | None:
+        """Which share of its first pass over state is done (`since="state"`); None before and after it."""
+        entry, run = self._desk.entry(self.name), self._desk.run()
+        if entry is None or entry.since != "state" or run is None or not run.is_active:
+            return None
+        epoch = run.live.epoch + 1
+        return told_share(self._desk.checkpoint.files, epoch) or 0.0 if entry.live_since == epoch else None
 
     @property
     def error(self) -> PlaitError | None:

@@ -181,16 +181,18 @@ def build(pipeline: Pipeline, engine: Engine, spark: SparkSession) -> dict[str, 
         engine.stream(stream.name, frame, ttl=stream.ttl, needed=stream.needed, keep=stream.keep)
     for table in pipeline.tables:
         engine.table(table.name, read_table(pipeline, table, spark))
-    handles = {}
-    for query in pipeline.queries:
-        define = engine.replace if query.replace else engine.query
-        limits = query.max_rows_per_epoch, query.max_state
-        handle = define(query.name, query.sql, query.output_mode, query.since, *limits)
-        if query.sink is not None:
-            kind, options = query.sink
-            handle.sink(kind, **options)
-        handles[query.name] = handle
-    return handles
+    return {query.name: define(engine, query) for query in pipeline.queries}
+
+
+def define(engine: Engine, query: QuerySpec) -> QueryHandle:
+    """Register a query of a pipeline, with its sink."""
+    register = engine.replace if query.replace else engine.query
+    limits = query.max_rows_per_epoch, query.max_state
+    handle = register(query.name, query.sql, query.output_mode, query.since, *limits)
+    if query.sink is not None:
+        kind, options = query.sink
+        handle.sink(kind, **options)
+    return handle
 
 
 def read_stream(pipeline: Pipeline, stream: StreamSpec, spark: SparkSession) -> DataFrame:

@@ -27,6 +27,7 @@ from plait.runtime.answers.answer_queue import Behind
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.batch_sizes import Batches
 from plait.runtime.driver.collect import Collected
+from plait.runtime.driver.first_pass import FirstPass
 from plait.runtime.driver.parking import Parking
 from plait.runtime.driver.sinks import Sink
 from plait.runtime.driver.state_account import StateAccount
@@ -154,6 +155,7 @@ class Driver:
     """Replaced between two epochs, where a change of queries needs no other streaming query."""
     now: InForce
     feedback: Feedback = field(default_factory=Feedback)
+    first_pass: FirstPass = field(default_factory=FirstPass)
     replays: bool = False
     """Whether Spark is to repeat the last epoch, which is committed: until then sinks may lack its rows."""
 

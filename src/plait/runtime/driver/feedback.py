@@ -16,6 +16,7 @@ from plait.runtime.task.passes import arriving
 from plait.state.log.checkpoint import collect_garbage
 from plait.state.log.events import add_event
 from plait.state.log.manifest import LiveState
+from plait.state.log.passes import forget_passes
 from plait.state.segments.tiers import choose_merges, runs_per_lookup
 
 
@@ -47,6 +48,8 @@ def observe(epoch: Epoch) -> None:
     report = _progress(epoch)
     driver.feedback.progress.append(report)
     add_event(checkpoint.files, report.json)
+    if any(tree.replays for tree in epoch.plan.trees):
+        forget_passes(checkpoint.files)
     driver.feedback.state.shrink(checkpoint.home, live)
     if epoch.number % config.snapshot_every == 0:
         grace, now = config.gc_grace_seconds, time.time()

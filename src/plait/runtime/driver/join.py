@@ -31,7 +31,11 @@ def join(epoch: Epoch) -> None:
         rows = rows.mapInArrow(first_hop(task), SCHEMA)
         for hop in range(2, task.plan.hops + 1):
             rows = exchange(rows, task.tasks).mapInArrow(later_hop(task, hop), SCHEMA)
-    notes = [bytes(row.payload) for row in rows.collect()]
+    services, first_pass = epoch.driver.services, epoch.driver.first_pass
+    tag = f"plait-{services.checkpoint.id[:8]}-{services.checkpoint.token}"
+    with first_pass.under_way(services.spark, epoch.plan, tag):
+        first_pass.check()
+        notes = [bytes(row.payload) for row in rows.collect()]
     reached("commit.1", epoch.number)
     epoch.account = collected(notes, task.plan)
     batches.saw(epoch.account.row_bytes)

@@ -18,6 +18,7 @@ from plait.runtime.spark.frames import estimated_bytes
 from plait.runtime.task.bucketise import INPUTS, PROPERTY, EpochInputs, EpochParameters
 from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.task_memory import compress_above, task_memory
+from plait.state.log.passes import FOLDER
 from plait.state.segments.segment import SegmentInfo
 from plait.state.segments.store_build import Copy
 from plait.state.segments.tiers import choose_merges, expired
@@ -81,6 +82,7 @@ def prepare(epoch: Epoch) -> None:
         most_rows=_most_rows(driver),
         most_bytes=bytes_of("parked_bytes", config.parked_bytes),
         copies=_copies(driver, segments),
+        passes=services.checkpoint.files.where(FOLDER) if services.checkpoint.files.local else None,
     )
     latest_us = None if config.max_future_us is None else clock_us + config.max_future_us
     parameters = EpochParameters(driver.tasks, clock_us, live.marks_ms, services.watermark_policy, latest_us)

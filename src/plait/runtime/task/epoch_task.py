@@ -56,6 +56,9 @@ class EpochTask:
     copies: tuple[Copy, ...] = ()
     """What is copied from one store to another in this epoch."""
 
+    passes: str | None = None
+    """Where tasks tell how far they are with a first pass over state; None: nowhere."""
+
     @property
     def live_paths(self) -> set[str]:
         """Of all live segments."""

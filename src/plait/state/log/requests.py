@@ -48,6 +48,8 @@ class Request:
     max_rows_per_epoch: int | None = None
     max_state: str | None = None
     """Limits as `engine.query` takes them; of `resume`, others than before, if there are any."""
+    dry_run: bool = False
+    """Of `add` and `replace`: it is only told what the change would do."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def to_json(self) -> bytes:
@@ -67,6 +69,8 @@ class Answer:
     code: str = ""
     cause: str = ""
     remedy: str = ""
+    preview: Mapping[str, Any] | None = None
+    """What a change would do that was not to be made."""
 
     def to_json(self) -> bytes:
         """The content of its file."""
@@ -136,7 +140,11 @@ def _read(files: Files, id: str) -> Request | Answer:
         return refused(f"cannot be read: {error}")
     texts = (request.operation, request.name, request.sql, request.since or "", request.output_mode or "")
     limits = isinstance(request.max_rows_per_epoch, int | None) and isinstance(request.max_state, str | None)
-    plain = limits and all(isinstance(text, str) for text in texts) and request.skip in (False, True)
+    plain = (
+        limits
+        and all(isinstance(text, str) for text in texts)
+        and all(f in (False, True) for f in (request.skip, request.dry_run))
+    )
     if request.id != id or not plain:
         return refused("does not say what it asks for")
     if request.operation not in OPERATIONS:
