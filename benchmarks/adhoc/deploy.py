@@ -1,7 +1,8 @@
 """Measures deployment: how long a query waits until the running engine has it (paper 004, Figure 17).
 
 One thread feeds both streams with files of the paper's rows, others ask for queries of the paper's generator at a
-steady rate and drop the oldest beyond a number (SC2).  Requests come from the program (`engine.query`) or as request
+steady rate and drop the oldest beyond a number (SC2).  As in the paper a query sees what arrives from then on (`since="new"`),
+so no store has to be built for it.  Requests come from the program (`engine.query`) or as request
 files, the way another process asks.  Of every request is known when it was made, when its sender had the answer, and
 the first epoch with results of it; when epochs begin is told by the engine's own reports.
 """
@@ -204,7 +205,7 @@ class _Program:
 
     def add(self, name: str, sql: str) -> int:
         with self.engine.changes():
-            made = self.engine.query(name, sql).sink("noop")
+            made = self.engine.query(name, sql, since="new").sink("noop")
         assert made.await_live(60), "it is not live in time"
         return int(made.live_since)
 
@@ -223,7 +224,7 @@ class _Requests:
     def add(self, name: str, sql: str) -> int:
         from plait.state.log.requests import Request
 
-        answer = self.other.change(Request("add", name, sql, sink={"kind": "noop", "options": {}}), 60.0)
+        answer = self.other.change(Request("add", name, sql, since="new", sink={"kind": "noop", "options": {}}), 60.0)
         assert answer is not None, "no answer in time"
         assert answer.epoch is not None, answer
         return answer.epoch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,14 +11,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from plait.admission import Admission, Snapshot
+from plait.admission import Snapshot
 from plait.attendant import REQUEST, Attendant
 from plait.catalog.catalog import Catalog
 from plait.catalog.settings import refuse_changed_meaning
 from plait.config import Config
 from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
-from plait.launching import Launching
+from plait.launching import Launcher
 from plait.preview import Preview
 from plait.queries import Desk, QueryHandle, budget_of
 from plait.query.budget import Budget
@@ -28,20 +27,17 @@ from plait.registry import Registry
 from plait.run import Run
 from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.missed import deliver_missed
-from plait.runtime.driver.parking import Parking
 from plait.runtime.driver.source_log import choose_sources, refuse_fixed
-from plait.runtime.driver.steady_clock import SteadyClock
 from plait.runtime.driver.verified import forget_verified
 from plait.runtime.spark.frames import is_classic
 from plait.sql.catalyst.sql_settings import meaning
 from plait.starting import streamed
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
-from plait.state.log.manifest import LiveState
 from plait.state.log.requests import Request
 
 
-class Engine(Launching):
+class Engine:
     """Joins registered streams by registered queries, all in one Spark streaming query.
 
     Everything durable lies below `checkpoint`; starting again on it continues exactly where the last commit was.
@@ -62,8 +58,10 @@ class Engine(Launching):
         except BaseException:
             self.checkpoint.close()
             raise
-        self._catalog = Catalog() if found is None else Catalog.from_json(found)
+        catalog = Catalog() if found is None else Catalog.from_json(found)
         self._registered = Registry(spark, lambda: self._in_force, lambda id: self._desk.complete_us(id))
+        self._launcher = Launcher(spark, self.config, self.checkpoint, catalog, self._registered, self._restore)
+        self._lock = self._launcher.lock
         self._desk = Desk(
             spark,
             self.checkpoint,
@@ -71,27 +69,15 @@ class Engine(Launching):
             plan=lambda: self.plan,
             catalog=lambda: self._in_force,
             changing=self._changing,
-            run=lambda: self._run,
-            queries=self._registered.queries,
-            parked=lambda id: self._parking.of(id),
+            run=lambda: self._launcher.run,
+            parked=lambda id: self._launcher.parking.of(id),
             resume=self.resume,
+            queries=self._registered.queries,
+            known=self._launcher.known,
         )
-        self._run: Run | None = None
-        self._admission: Admission | None = None
-        self._running: Admission | None = None
-        """The admission of the last start: versions are added while it runs."""
-        self._live = LiveState()
-        self._parking = Parking(self.checkpoint, self.config)
-        self._clock = SteadyClock(self.config.max_future_us)
         self._closed = False
-        self._lock = threading.RLock()
-        """Held while something is registered, and while what is registered is admitted."""
-        self._holding = 0
-        """Blocks of `changes` that are open."""
         self._is_changed = False
         """Whether something has been registered or dropped since the last admission was asked for."""
-        self._asked_at: float | None = None
-        """When the first change was made that waits for its admission; None if none does."""
 
     def stream(
         self, name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None, keep: str = "used"
@@ -124,12 +110,12 @@ class Engine(Launching):
             before = self._registered.memento()
             add()
             try:
-                if self._run is not None and self._is_running:
-                    catalog = self._proposed(self._in_force, self._run.live).now.catalog
+                if self._launcher.run is not None and self._is_running:
+                    catalog = self._launcher.proposed(self._in_force, self._launcher.run.live).now.catalog
                     old = before.relations.keys() - before.tables
                     new = self._registered.relations.keys() - self._registered.tables
                     refuse_fixed(self.checkpoint, self.spark, old, new)
-                    choose_sources(self.checkpoint, self.spark, self._frames_of(streamed(catalog)))
+                    choose_sources(self.checkpoint, self.spark, self._launcher.frames_of(streamed(catalog)))
             except BaseException:
                 self._registered.go_back(before)
                 raise
@@ -184,7 +170,7 @@ class Engine(Launching):
             try:
                 if not self._registered.register(made, replaces):
                     raise QueryError("DUPLICATE_QUERY", f"{name!r} has been defined meanwhile", "ask again")
-                return self._previewed(name, known)
+                return self._launcher.previewed(name, known)
             finally:
                 self._registered.go_back(before)
 
@@ -220,8 +206,8 @@ class Engine(Launching):
             dropped = self._registered.queries.get(name)
             self._registered.drop(name)
             self._changed()
-        if dropped is not None and self._run is not None:
-            self._run._give_up_first_pass(set(dropped.graphs))
+        if dropped is not None and self._launcher.run is not None:
+            self._launcher.run._give_up_first_pass(set(dropped.graphs))
 
     def resume(self, name: str, skip: bool = False) -> None:
         """Lets a parked query go on: its sink gets the epochs that it missed, in order, and then those to come.
@@ -235,9 +221,9 @@ class Engine(Launching):
             if name not in self._registered.queries:
                 self._restore()
             id = self._desk.registered(name).id
-            self._parking.ask(id, skip)
+            self._launcher.parking.ask(id, skip)
         failed: dict[str, PlaitError] = {}
-        run = self._run
+        run = self._launcher.run
         if run is not None and self._is_running:
             run._between_epochs(lambda driver: failed.update(deliver_missed(driver)))
         if id in failed:
@@ -259,9 +245,9 @@ class Engine(Launching):
                 if not self._registered.register(made, replaces):
                     continue
                 try:
-                    if self._run is not None and self._is_running:
+                    if self._launcher.run is not None and self._is_running:
                         # What admission would refuse is told to the caller; the run goes on as it is.
-                        self._proposed(self._in_force, self._run.live)
+                        self._launcher.proposed(self._in_force, self._launcher.run.live)
                 except BaseException:
                     self._registered.go_back(before)
                     raise
@@ -343,13 +329,13 @@ class Engine(Launching):
         """What is in force for all registered queries; made anew when something has been registered or dropped."""
         if not self._registered.queries:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
-        if self._running is not None and self._running.in_force is not None and self._is_running:
-            return self._running.in_force
-        admission = self._admission
+        if self._launcher.running is not None and self._launcher.running.in_force is not None and self._is_running:
+            return self._launcher.running.in_force
+        admission = self._launcher.admission
         if admission is None:
-            admission = self._admit()
-            admission.begin(self._live, None)
-            self._admission = admission
+            admission = self._launcher.admit()
+            admission.begin(self._launcher.live, None)
+            self._launcher.admission = admission
         assert admission.in_force is not None
         return admission.in_force
 
@@ -372,10 +358,12 @@ class Engine(Launching):
         self._restore()
         if self._registered.relations.keys() <= self._registered.tables:
             raise StreamError("NO_STREAM", "the engine has no stream", "register one with engine.stream(name, df)")
-        self._run = Run(partial(self._begin, available_now, every), self._admit_in_place, not available_now)
+        self._launcher.run = Run(
+            partial(self._launcher.begin, available_now, every), self._launcher.admit_in_place, not available_now
+        )
         attendant.answer()
         attendant.start()
-        return self._run
+        return self._launcher.run
 
     @contextmanager
     def changes(self) -> Iterator[None]:
@@ -384,12 +372,12 @@ class Engine(Launching):
         While the engine runs, a query that gets its sink in the same block has it from its first row on.
         """
         with self._lock:
-            self._holding += 1
+            self._launcher.holding += 1
         try:
             yield
         finally:
             with self._lock:
-                self._holding -= 1
+                self._launcher.holding -= 1
                 self._tell_the_run()
 
     @contextmanager
@@ -413,16 +401,16 @@ class Engine(Launching):
 
     def _changed(self) -> None:
         """Something was registered or dropped."""
-        self._admission = None
+        self._launcher.admission = None
         self._is_changed = True
-        self._asked_at = self._asked_at or time.monotonic()
+        self._launcher.asked_at = self._launcher.asked_at or time.monotonic()
         self._tell_the_run()
 
     def _tell_the_run(self) -> None:
         """A running engine admits what has changed after the running epoch."""
-        if self._run is not None and self._is_changed and not self._holding and self._is_running:
+        if self._launcher.run is not None and self._is_changed and not self._launcher.holding and self._is_running:
             self._is_changed = False
-            self._run.change()
+            self._launcher.run.change()
 
     def queries(self) -> list[QueryHandle]:
         """The queries that are registered."""
@@ -432,8 +420,8 @@ class Engine(Launching):
         """Stops the run, if any, and lets the checkpoint go."""
         self._closed = True
         try:
-            if self._run is not None:
-                self._run.stop()
+            if self._launcher.run is not None:
+                self._launcher.run.stop()
         finally:
             forget_verified(self.checkpoint)
             self.checkpoint.close()
@@ -450,8 +438,13 @@ class Engine(Launching):
         refuse_changed_meaning(self.checkpoint.settings(now), now)
 
     @property
+    def _in_force(self) -> Catalog:
+        """The catalog that the last epoch ran with, or that the next will, while the engine runs."""
+        return self._launcher.in_force
+
+    @property
     def _is_running(self) -> bool:
-        return self._run is not None and self._run.is_active
+        return self._launcher.run is not None and self._launcher.run.is_active
 
     def _refuse_if_closed(self, what: str) -> None:
         if self._closed:

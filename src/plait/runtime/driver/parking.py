@@ -60,14 +60,12 @@ class Parking:
         before_ms: Mapping[str, int] | None = None,
         *,
         gone: str = "",
-        final: bool = False,
         asked_for: bool = False,
     ) -> None:
         """Parks a query from an epoch on, unless that ends the run: then raises the error.
 
         `others` are the ids of all queries that run.  `gone` says so if rows that it misses are not there: it is
-        `failed` then, and with `final` it cannot go on without them.  With `asked_for` it is parked because somebody
-        has set it a limit, and also if no other query goes on.
+        `failed` then.  With `asked_for` it is parked because somebody has set it a limit, and also if no other goes on.
         """
         found = translated(error)
         everybodys = isinstance(found, CorruptionError | CheckpointError) or found.code in _EVERYBODYS
@@ -81,7 +79,7 @@ class Parking:
         first = "raise the limit (q.limit, or options of `plait resume`)" if asked_for else "remove the cause"
         remedy = f"{first}, then engine.resume({name!r}) or `plait resume`; or drop or replace it"
         record = ParkedQuery(query, name, epoch, found.code, found.cause, remedy, before_ms=before_ms)
-        self._park(_failed(record, gone, final) if gone else record)
+        self._park(_failed(record, gone) if gone else record)
 
     def _park(self, record: ParkedQuery) -> None:
         """One that is parked stays so, from its first missed epoch on, with this error."""
@@ -101,7 +99,7 @@ class Parking:
             record = self._records.get(query)
             if record is None:
                 return
-            if record.status == FAILED and (record.final or not skip):
+            if record.status == FAILED and not skip:
                 raise PlaitError("MISSED_GONE", f"query {record.name!r} has failed: {record.cause}", record.remedy)
             self._put(replace(record, asked=SKIP if skip else DELIVER))
 
@@ -147,8 +145,7 @@ class Parking:
         self._records[record.query] = record
 
 
-def _failed(record: ParkedQuery, gone: str, final: bool = False) -> ParkedQuery:
+def _failed(record: ParkedQuery, gone: str) -> ParkedQuery:
     """What it missed is not there."""
-    skip = f"engine.resume({record.name!r}, skip=True) goes on without what it missed; or drop or replace it"
-    remedy = "drop or replace it: its answer needs them" if final else skip
-    return replace(record, status=FAILED, cause=f"{gone}. {record.cause}", remedy=remedy, asked="", final=final)
+    remedy = f"engine.resume({record.name!r}, skip=True) goes on without what it missed; or drop or replace it"
+    return replace(record, status=FAILED, cause=f"{gone}. {record.cause}", remedy=remedy, asked="")

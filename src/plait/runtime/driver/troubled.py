@@ -54,7 +54,7 @@ def _park_failed(epoch: Epoch, query: str) -> None:
     services, account = epoch.driver.services, epoch.account
     joins = [join for join in account.rows_out if _id(join) == query]
     error = next(account.failed[join] for join in joins if join in account.failed)
-    is_answer = query in services.sources.answers
+    assert query not in services.sources.answers, "what an answer is made of is computed by Spark"
     cut = error.code == CUT
     # Rows that its sink does not want are no loss.
     gone = not cut or services.sinks[query].reads_rows
@@ -66,8 +66,6 @@ def _park_failed(epoch: Epoch, query: str) -> None:
         error,
         services.queries,
         gone="its rows of this epoch are gone" if gone else "",
-        # An answer is made of all rows that there ever were.
-        final=is_answer,
         asked_for=cut,
     )
     account.results = [file for file in account.results if file.query not in joins]

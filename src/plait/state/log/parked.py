@@ -41,8 +41,6 @@ class ParkedQuery:
     """Of an answer: what watermarks were made of before the first missed epoch; None if it had begun with that."""
     asked: str = ""
     """`deliver` or `skip` once somebody has asked to resume it."""
-    final: bool = False
-    """Of one that is `failed`: it cannot be resumed at all, because its answer needs the rows that are gone."""
 
     @property
     def error(self) -> PlaitError:
