@@ -1,8 +1,8 @@
 """Measures deployment: how long a query waits until the running engine has it (paper 004, Figure 17).
 
 One thread feeds both streams with files of the paper's rows, others ask for queries of the paper's generator at a
-steady rate and drop the oldest beyond a number (SC2).  As in the paper a query sees what arrives from then on (`since="new"`),
-so no store has to be built for it.  Requests come from the program (`engine.query`) or as request
+steady rate and drop the oldest beyond a number (SC2).  As in the paper a query sees what arrives from then on
+(`since="new"`), so no store has to be built for it.  Requests come from the program (`engine.query`) or as request
 files, the way another process asks.  Of every request is known when it was made, when its sender had the answer, and
 the first epoch with results of it; when epochs begin is told by the engine's own reports.
 """

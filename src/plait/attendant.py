@@ -78,6 +78,8 @@ class Attendant:
                         put_answer(self.files, id, Answer(True, "not added", preview=told))
                 except PlaitError as error:
                     put_answer(self.files, id, Answer(False, code=error.code, cause=error.cause, remedy=error.remedy))
+            # Others need not wait until all have been read.
+            self.answer()
         self.answer()
 
     def answer(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,14 @@ from plait.starting import streamed
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.requests import Request
+
+
+class _Block(threading.local):
+    """The blocks of `Engine.changes` that a thread has opened."""
+
+    depth = 0
+    holds = False
+    """Whether something has been changed in them, so that admission waits for their end."""
 
 
 class Engine:
@@ -76,6 +85,7 @@ class Engine:
             known=self._launcher.known,
         )
         self._closed = False
+        self._block = _Block()
         self._is_changed = False
         """Whether something has been registered or dropped since the last admission was asked for."""
 
@@ -369,15 +379,19 @@ class Engine:
     def changes(self) -> Iterator[None]:
         """All that is registered, replaced or dropped inside is admitted together, when the block is left.
 
-        While the engine runs, a query that gets its sink in the same block has it from its first row on.
+        While the engine runs, a query that gets its sink in the same block has it from its first row on.  Admission is
+        held back from the first of these changes on, not while that is read and checked.
         """
-        with self._lock:
-            self._launcher.holding += 1
+        block = self._block
+        block.depth += 1
         try:
             yield
         finally:
+            block.depth -= 1
             with self._lock:
-                self._launcher.holding -= 1
+                if block.holds and not block.depth:
+                    block.holds = False
+                    self._launcher.holding -= 1
                 self._tell_the_run()
 
     @contextmanager
@@ -403,6 +417,9 @@ class Engine:
         """Something was registered or dropped."""
         self._launcher.admission = None
         self._is_changed = True
+        if self._block.depth and not self._block.holds:
+            self._block.holds = True
+            self._launcher.holding += 1
         self._launcher.asked_at = self._launcher.asked_at or time.monotonic()
         self._tell_the_run()
 

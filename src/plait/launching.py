@@ -94,7 +94,7 @@ class Launcher:
         self.running: Admission | None = None
         """The admission of the last start: versions are added while it runs."""
         self.holding = 0
-        """Blocks of `changes` that are open: nothing is admitted meanwhile."""
+        """Blocks of `changes` that are open and have changed something: nothing is admitted meanwhile."""
         self.asked_at: float | None = None
         """When the first change was made that waits for its admission; None if none does."""
 
