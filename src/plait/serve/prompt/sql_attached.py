@@ -14,9 +14,9 @@ from typing import Any
 from plait.attached import AttachedEngine
 from plait.errors import PlaitError, QueryError
 from plait.serve.other_engine import OtherEngine
-from plait.serve.progress import epoch_seconds, in_bytes
 from plait.serve.prompt.sql_printing import Printer, Quit, briefly
 from plait.serve.prompt.sql_session import TABLE_FUNCTIONS
+from plait.serve.prompt.sql_show import Shown, of_epochs
 from plait.serve.prompt.sql_statements import HELP_ATTACHED, KEYWORDS, Statement
 from plait.sql.catalyst.allow_list import tables_of_text
 from plait.state.log.events import newest_events
@@ -149,11 +149,11 @@ class AttachedSession:
         }[what]()
         self.say(self.printer.writer().write(names, rows), "dim")
 
-    def _queries(self) -> tuple[list[str], list[list[Any]]]:
+    def _queries(self) -> Shown:
         names = ["name", "status", "since", "live_since", "mode", "sink", "origin", "rows", "state_bytes", "error"]
         return names, [[query[name] for name in names] for query in self.other.queries()]
 
-    def _streams(self, tables: bool) -> tuple[list[str], list[list[Any]]]:
+    def _streams(self, tables: bool) -> Shown:
         rows: list[list[Any]] = []
         for stream in self.engine.catalog().streams.values():
             if stream.table == tables:
@@ -162,14 +162,8 @@ class AttachedSession:
                 rows.append([stream.name, columns, stream.time_column, ttl, stream.keep])
         return ["name", "columns", "event_time", "ttl", "keep"], rows
 
-    def _progress(self) -> tuple[list[str], list[list[Any]]]:
-        names = ["epoch", "rows_in", "rows_out", "rows_late", "state_rows", "state_bytes", "seconds"]
-        rows = []
-        for report in newest_events(self.other.files)[-EPOCHS_SHOWN:]:
-            sums = [sum(report[key].values()) for key in ("rows_in", "rows_out", "rows_late")]
-            size = in_bytes(report["state_bytes"]) if self.printer.settings.format == "table" else report["state_bytes"]
-            rows.append([report["epoch"], *sums, report["state_rows"], size, round(epoch_seconds(report), 3)])
-        return names, rows
+    def _progress(self) -> Shown:
+        return of_epochs(newest_events(self.other.files)[-EPOCHS_SHOWN:], self.printer.settings.format)
 
     def describe(self, name: str) -> None:
         """Columns and types of a stream, table or query."""
