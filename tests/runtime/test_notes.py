@@ -13,6 +13,7 @@ from plait.runtime.task.notes import (
     CopyNote,
     FailedNote,
     KeysNote,
+    LoadNote,
     MergeNote,
     Note,
     ResultNote,
@@ -43,6 +44,7 @@ NOTES: list[Note] = [
     WorkNote({12: EdgeCount(lookups=3, gallop=0.5)}, {"a": Driven(0.25, 4)}, {"probe": 0.5}, Meter(blocks_read=2)),
     SampleNote(Sample(1, (), (("a[k]", ()), ("b[k]", (1, 2))), {3: [2, 5, 0]}, 9)),
     KeysNote({"a[k]": 50.0}),
+    LoadNote(341, (0, 12, 5000000000)),
 ]
 
 
