@@ -269,6 +269,13 @@ def _stores_of(allocation: Allocation, join: str) -> dict[str, list[str]]:
     return found
 
 
+def _all_stores(now: Admitted, entry: QueryEntry) -> frozenset[str]:
+    """What the joins of a query look up, and the MIRs that are kept for them."""
+    found = {store for of in entry.stores.values() for stores in of.values() for store in stores}
+    mirs = ((store.id, store.mir) for store in now.catalog.layout.mirs)
+    return frozenset(found | {id for id, mir in mirs if mir and any(use.query in entry.joins for use in mir.uses)})
+
+
 def history(live: LiveState) -> dict[str, StoreHistory]:
     """What allocation must know of the rows at rest."""
     names = {*live.segments, *live.let_go}
@@ -375,7 +382,9 @@ class Admission:
     def catalog_in_force(self) -> CatalogInForce:
         """The catalog, as far as epochs and reports must know it."""
         queries = {
-            shown(q.id): QueryStatus(q.status, q.live_since, q.joins, q.floors)
+            shown(q.id): QueryStatus(
+                q.status, q.live_since, q.joins, q.floors, stores=_all_stores(self.now, q), budget=q.budget
+            )
             for q in self.now.catalog.queries.values()
         }
         return CatalogInForce(self.version, self.now.catalog.layout.builds, queries)
@@ -394,6 +403,12 @@ class Admission:
             planner.goes_on_from(self.planner)
         self.now, self.planner, self.in_force = now, planner, _in_force(now, planner)
         return planner
+
+    def as_if_built(self, live: LiveState) -> Admission:
+        """The same once all of its builds are complete."""
+        done = {build.store for build in self.now.catalog.layout.builds}
+        now = _completed(self.now, self.asked, done, live, self.policy) if done else self.now
+        return Admission(self.checkpoint, self.config, self.asked, now, self.policy, self.planner)
 
     def put(self, before: Catalog) -> None:
         """Makes the catalog durable, if it is a new version."""

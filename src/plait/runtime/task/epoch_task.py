@@ -48,8 +48,17 @@ class EpochTask:
     """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
     arriving: Mapping[int, float] = field(default_factory=dict)
     """Which share of its keys got as far as a node, in the epoch before."""
+    left_out: frozenset[str] = frozenset()
+    """Joins of which no rows are wanted: their query has failed, and nobody has resumed it."""
+    most_rows: Mapping[str, int] = field(default_factory=dict)
+    """By join the rows of an epoch beyond which its query is parked, where there is a limit."""
+    most_bytes: int = 0
+    """Bytes of rows that can be kept for a parked query."""
     copies: tuple[Copy, ...] = ()
     """What is copied from one store to another in this epoch."""
+
+    passes: str | None = None
+    """Where tasks tell how far they are with a first pass over state; None: nowhere."""
 
     @property
     def tasks(self) -> int:
