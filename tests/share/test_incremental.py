@@ -93,7 +93,7 @@ def test_only_what_shares_with_a_change_is_planned_again() -> None:
     done = placed(some(*graphs), PaperCost(), first.decided)
     assert not done.holistic
     assert set(done.touched) == {"a", "b"}
-    dropped = placed(some("b", "far", "away"), PaperCost(), done.decided)
+    dropped = placed(some("b", "far", "away"), PaperCost(), done.decided, share=1.0)
     assert set(dropped.touched) == {"b"}
     others = {first.decided.queries[name] for name in ("far", "away")}
     for later in (done, dropped):

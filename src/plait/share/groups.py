@@ -122,7 +122,8 @@ class JoinSample:
         mine, its = self.left.by_key(left)[one], self.right.by_key(right)[other]
         keys = np.minimum((mine > 0).sum(axis=0), (its > 0).sum(axis=0))
         pairs = np.einsum("kg,kg->g", mine, its)
-        return self.weight * (prices.intersect * keys + prices.materialise * pairs)
+        found: Numbers = self.weight * (prices.intersect * keys + prices.materialise * pairs)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
