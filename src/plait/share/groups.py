@@ -156,6 +156,14 @@ class Shares:
             found += join.costs(unions[self.place[id(join.left)]], unions[self.place[id(join.right)]], self.prices)
         return found
 
+    def only(self, queries: Sequence[str]) -> Shares:
+        """The same, of some of the queries."""
+        at = [self.queries.index(query) for query in queries]
+        cut = {id(s): Sampled(s.keys, s.rows, s.members[:, at]) for s in self.streams}
+        joins = tuple(JoinSample(cut[id(j.left)], cut[id(j.right)], j.weight) for j in self.joins)
+        indexed = tuple((cut[id(sampled)], weight) for sampled, weight in self.indexed)
+        return Shares(tuple(queries), indexed, joins, self.prices)
+
     def cost(self, group: Collection[str]) -> float:
         """What some queries cost together."""
         return self.total([group])

@@ -119,19 +119,26 @@ def place(
         other = _improved(problem, trees, choices.pruned_to(anew, required), mine, required, banned, late)
         best = min((best, other), key=choices.cost)
         best = _improved(problem, trees, best, required, required, banned, late)
-    names = {goal: name for name, goal in problem.goal_of.items()}
     return Placed(
         selection=best,
         cost=choices.cost(best),
         eager_cost=eager_cost,
         holistic=holistic,
         touched=tuple(touched),
-        decided=Decided(
-            {names[goal]: _steps(choices, goal, path) for goal, path in best.items()},
-            {names[goal]: _uses(choices, best, [goal]) for goal in best},
-            {q.name: q.join for q in queries},
-            frozenset(goals) if holistic else before.basis,
-        ),
+        decided=decided(problem, queries, best, None if holistic else before.basis),
+    )
+
+
+def decided(
+    problem: Problem, queries: Sequence[Query], selection: Mapping[int, Path], basis: frozenset[str] | None = None
+) -> Decided:
+    """A selection, whoever found it, for the next call; without a `basis` all of it was planned anew."""
+    choices, names = problem.choices, {goal: name for name, goal in problem.goal_of.items()}
+    return Decided(
+        {names[goal]: _steps(choices, goal, path) for goal, path in selection.items()},
+        {names[goal]: _uses(choices, selection, [goal]) for goal in selection},
+        {q.name: q.join for q in queries},
+        frozenset(q.name for q in queries) if basis is None else basis,
     )
 
 

@@ -138,7 +138,7 @@ def _store(
     source = draft.source or before
     past = source.eras if source is not None else ()
     # New filters that can be told from what rows of an era have are filters of that era.
-    told = [tuple(f.id for f in filters if found.admits(relation.name, era, f)) for era in past]
+    told = [tuple(f.id for f in filters if f.id in admitted and found.admits(relation.name, era, f)) for era in past]
     past = tuple(replace(era, filters=ids) for era, ids in zip(past, told, strict=True))
     own = frozenset(source.key.columns) if draft.source is not None and source is not None else frozenset()
     known = reads.columns.get(relation.name, {})

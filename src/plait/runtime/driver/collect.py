@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from plait.query.observed import Driven, EdgeCount, Sample
+from plait.query.observed import Driven, EdgeCount, Sample, SetSample
 from plait.query.plan import Plan
 from plait.runtime.task.notes import (
     CopyNote,
@@ -14,6 +14,7 @@ from plait.runtime.task.notes import (
     ResultNote,
     SampleNote,
     SegmentNote,
+    SetsNote,
     SourceNote,
     WorkNote,
     read_note,
@@ -53,6 +54,7 @@ class Collected:
     """Mean bytes of the widest rows that sources have read."""
     edges: dict[int, EdgeCount] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    sets: list[SetSample] = field(default_factory=list)
     keys: dict[str, float] = field(default_factory=dict)
     """κ of every store, where the epoch was sampled."""
     driven: dict[str, Driven] = field(default_factory=dict)
@@ -92,6 +94,8 @@ def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
                 _add_work(account, note)
             case SampleNote(sample):
                 account.samples.append(sample)
+            case SetsNote(sets):
+                account.sets.append(sets)
             case KeysNote(keys):
                 account.keys.update(keys)
     return account

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from plait.query.observed import Driven, EdgeCount, Sample
+from plait.query.observed import Driven, EdgeCount, Sample, SetSample
 from plait.state.log.manifest import ResultFile
 from plait.state.segments.run import Meter
 from plait.state.segments.segment import SegmentInfo
@@ -99,18 +99,25 @@ class SampleNote:
 
 
 @dataclass(frozen=True)
+class SetsNote:
+    """A task has sampled which query sets rows have."""
+
+    sample: SetSample
+
+
+@dataclass(frozen=True)
 class KeysNote:
     """κ of every store, estimated by a task that has sampled."""
 
     keys: Mapping[str, float]
 
 
-Note = SourceNote | SegmentNote | MergeNote | CopyNote | ResultNote | WorkNote | SampleNote | KeysNote
+Note = SourceNote | SegmentNote | MergeNote | CopyNote | ResultNote | WorkNote | SampleNote | SetsNote | KeysNote
 
 
 def written(note: Note) -> bytes:
     """A note as JSON; `read_note` gives it back."""
-    content = {"sample": note.sample.to_json()} if isinstance(note, SampleNote) else _shallow(note)
+    content = {"sample": note.sample.to_json()} if isinstance(note, SampleNote | SetsNote) else _shallow(note)
     return json.dumps({"kind": _KINDS[type(note)], **content}, default=_shallow).encode()
 
 
@@ -158,6 +165,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Note]] = {
     "result": _read_result,
     "work": _read_work,
     "sample": lambda content: SampleNote(Sample.from_json(content["sample"])),
+    "sets": lambda content: SetsNote(SetSample.from_json(content["sample"])),
     "keys": lambda content: KeysNote(content["keys"]),
 }
 _KINDS: dict[type[Note], str] = {
@@ -168,5 +176,6 @@ _KINDS: dict[type[Note], str] = {
     ResultNote: "result",
     WorkNote: "work",
     SampleNote: "sample",
+    SetsNote: "sets",
     KeysNote: "keys",
 }
