@@ -7,7 +7,8 @@ reach.  A query without an owner shares trees and stores with all others of its 
 
 Groups replace those in force only where that is expected to pay by `replan_gain`, and what it takes to fill their
 stores is gained within `HORIZON_EPOCHS`.  Two stores that have different rows cannot be made one without reading their
-source again, so groups with stores of their own are only split further, unless the streams are kept whole (`keep="all"`).
+source again, so groups with stores of their own are only split further, unless the streams are kept whole
+(`keep="all"`).
 
 Contract.  Pure, but for the clock that ends the search.  Who is in which group never changes an answer: floors, filters
 and windows are judged in every tree alike, and a store is used only where it is complete for the query.
@@ -39,6 +40,8 @@ FEWEST_ROWS = 64
 """Sampled rows of every stream below which nothing is concluded."""
 STORE_NS = 1e6
 """What a store costs per epoch however little arrives: a file, its entry in the manifest.  Assumed, not fitted."""
+KEPT_SHARE = 0.75
+"""Members that a group must keep to go on with its stores."""
 RUNS = 4.0
 """Sorted runs per store that a lookup visits."""
 GROUP = "group "
@@ -315,7 +318,10 @@ def _parted(owners: Mapping[str, str]) -> list[list[str]]:
 
 
 def _named(alike: Alike, groups: Sequence[Sequence[str]], before: Mapping[str, str]) -> dict[str, str]:
-    """Owners of groups: of those before, whoever keeps most members; nobody where all are together."""
+    """Owners of groups: those before where they keep most of their members; nobody where all are together.
+
+    A store that has lost most of its queries would go on holding their old rows.
+    """
     if len(groups) == 1:
         return dict.fromkeys(groups[0], "")
     taken: set[str] = set()
@@ -324,7 +330,7 @@ def _named(alike: Alike, groups: Sequence[Sequence[str]], before: Mapping[str, s
     for group in sorted(groups, key=lambda group: -len(group)):
         votes = [before[query] for query in group if before[query] and before[query] not in taken]
         owner = max(dict.fromkeys(votes), key=votes.count, default="")
-        if not owner:
+        if not owner or votes.count(owner) < KEPT_SHARE * list(before.values()).count(owner):
             number = 0
             while (owner := f"{GROUP}{group[0]}{f'.{number}' if number else ''}") in known | taken:
                 number += 1
