@@ -111,6 +111,7 @@ def _allocated(
                 one_floor=definition.one_floor,
                 live=entry.live_since is not None,
                 stores=frozenset(store for of in entry.stores.get(join, {}).values() for store in of),
+                by_alias={alias: frozenset(of) for alias, of in entry.stores.get(join, {}).items()},
                 owner=owners.get(join, ""),
             )
     allocation = allocate(

@@ -78,9 +78,9 @@ class Config:
     the same while the integer program answers within `sharing_seconds`, and by iterative dynamic programming (paper
     004) beyond."""
 
-    groups: str = "auto"
-    """Whether queries of one structure may run apart.  `auto`: in groups, by what sampled rows say sharing costs and
-    saves (paper 004).  `one`: all of them share everything."""
+    groups: str = "one"
+    """Whether queries of one structure may run apart.  `one`: all of them share everything.  `auto`: in groups, by what
+    sampled rows say sharing costs and saves (paper 004)."""
 
     regroup_share: float = 0.5
     """The share of the queries that may come or go before groups, and the incremental optimiser's orders, are

@@ -58,7 +58,7 @@ def fixed_prices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wired(path: Path, graphs: dict[str, JoinGraph], **config: object) -> Wired:
-    given = {"tasks": 2, "sync": False, "replan_epochs": 2, **config}
+    given = {"tasks": 2, "sync": False, "replan_epochs": 2, "groups": "auto", **config}
     return Wired(path, graphs, streams("ab"), Config(**given), PREDICATES)  # type: ignore[arg-type]
 
 
@@ -159,7 +159,7 @@ def drawn(choose: random.Random, seen: Counter[str]) -> Regroup:
     return regroup
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.soak)])
 def test_oracle_whoever_is_grouped_with_whom_after_any_epoch(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, examples: int
 ) -> None:
@@ -172,7 +172,7 @@ def test_oracle_whoever_is_grouped_with_whom_after_any_epoch(
         monkeypatch.setattr("plait.share.planner.regroup", drawn(choose, seen))
         config = Config(
             tasks=choose.randint(1, 3), sync=False, max_future=None, replan_epochs=1,
-            sharing=choose.choice(("naive", "auto")), sharing_seconds=0.2, fan_in=choose.randint(2, 4),
+            groups="auto", sharing=choose.choice(("naive", "auto")), sharing_seconds=0.2, fan_in=choose.randint(2, 4),
             snapshot_every=choose.choice((1, 2, 16)), merge_share=choose.choice((0.01, 0.9)),
             compress_above=choose.choice((None, "0")),
         )  # fmt: skip
@@ -204,7 +204,7 @@ def test_oracle_whoever_is_grouped_with_whom_after_any_epoch(
     assert seen["builds"] > 5
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(300, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.soak)])
 def test_oracle_groups_change_while_queries_come_and_go(monkeypatch: pytest.MonkeyPatch, examples: int) -> None:
     seen: Counter[str] = Counter()
 
@@ -215,7 +215,7 @@ def test_oracle_groups_change_while_queries_come_and_go(monkeypatch: pytest.Monk
     )
     def check(case: Case, seed: int) -> None:
         monkeypatch.setattr("plait.share.planner.regroup", drawn(random.Random(seed), seen))
-        check_changes(case, seed, replan_epochs=1)
+        check_changes(case, seed, replan_epochs=1, groups="auto")
 
     check()
     assert seen["regrouped"] > 5

@@ -43,6 +43,8 @@ class Wanted:
     """Whether it is being run: it cannot wait for a store to be built."""
     stores: frozenset[str] = frozenset()
     """Those that it has used since its admission: what they have let expire it could not reach any more."""
+    by_alias: Mapping[str, frozenset[str]] | None = None
+    """The same, alias by alias: another alias may have used a store of the same stream that has other rows."""
     owner: str = ""
     """The group whose stores it uses, or goes over to once they are filled; empty: those of all."""
 
@@ -110,6 +112,12 @@ def allocate(
             name, w.graph, relations, filters, marks[name], live=w.live, mine=w.stores, owner=owners.get(name, "")
         )
         for name, w in wanted.items()
+    }
+    needs = {
+        name: [replace(need, mine=of.get(need.alias, frozenset())) for need in mine]
+        if (of := wanted[name].by_alias) is not None
+        else mine
+        for name, mine in needs.items()
     }
     if not apart:
         # A table is there once, for all groups.
