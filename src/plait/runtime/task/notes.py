@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from plait.query.observed import Driven, EdgeCount, Sample, SetSample
 from plait.state.log.manifest import ResultFile
 from plait.state.segments.run import Meter
@@ -112,7 +115,32 @@ class KeysNote:
     keys: Mapping[str, float]
 
 
-Note = SourceNote | SegmentNote | MergeNote | CopyNote | ResultNote | WorkNote | SampleNote | SetsNote | KeysNote
+@dataclass(frozen=True)
+class LoadNote:
+    """What the key groups of a task have cost at a hop, in nanoseconds that only compare."""
+
+    first: int
+    """The first of them."""
+    cost: tuple[int, ...]
+
+    @staticmethod
+    def of(first: int, cost: npt.NDArray[np.float64]) -> LoadNote:
+        """Whole numbers are shorter, and exact enough."""
+        return LoadNote(first, tuple(cost.astype(np.int64).tolist()))
+
+
+Note = (
+    LoadNote
+    | SourceNote
+    | SegmentNote
+    | MergeNote
+    | CopyNote
+    | ResultNote
+    | WorkNote
+    | SampleNote
+    | SetsNote
+    | KeysNote
+)
 
 
 def written(note: Note) -> bytes:
@@ -167,6 +195,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Note]] = {
     "sample": lambda content: SampleNote(Sample.from_json(content["sample"])),
     "sets": lambda content: SetsNote(SetSample.from_json(content["sample"])),
     "keys": lambda content: KeysNote(content["keys"]),
+    "load": lambda content: LoadNote(content["first"], tuple(content["cost"])),
 }
 _KINDS: dict[type[Note], str] = {
     SourceNote: "source",
@@ -178,4 +207,5 @@ _KINDS: dict[type[Note], str] = {
     SampleNote: "sample",
     SetsNote: "sets",
     KeysNote: "keys",
+    LoadNote: "load",
 }
