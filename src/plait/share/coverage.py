@@ -173,7 +173,10 @@ class Stores:
         there = [s for s in self.before.stores if s.relation == relation and _may_use(s, need)]
         # The newest that is complete, so that older ones fall out of use; of a table the one whose rows were seen.
         table = relation in self.tables
-        there.sort(key=lambda s: (s.owner == need.owner, table and s.id in need.mine, s.since, -s.first), reverse=True)
+        there.sort(
+            key=lambda s: (bool(need.owner) and s.owner == need.owner, table and s.id in need.mine, s.since, -s.first),
+            reverse=True,
+        )
         waits = waits and floor < self.epoch
         return [s for s in there if self._fits(s, need, floor) and (waits or not self._is_building(s))]
 
