@@ -118,7 +118,13 @@ def _catalog_text(catalog: Catalog | None) -> Iterator[str]:
 
 def _optimiser_text(report: OptimiserReport | None) -> Iterator[str]:
     """Estimates against actuals, and the history of switches.  Nothing before the first period has ended."""
-    if report is None or not report.estimates:
+    if report is None:
+        return
+    if report.groups:
+        yield ""
+        yield "Query groups"
+        yield from (f"  {group}" for group in report.groups)
+    if not report.estimates:
         return
     yield ""
     yield f"Optimiser ({report.orderer}, drivers by {report.policy})"

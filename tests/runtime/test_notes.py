@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from plait.errors import CorruptionError
-from plait.query.observed import Driven, EdgeCount, Sample
+from plait.query.observed import Driven, EdgeCount, Sample, SetSample
 from plait.runtime.task.notes import (
     CopyNote,
     FailedNote,
@@ -19,6 +19,7 @@ from plait.runtime.task.notes import (
     ResultNote,
     SampleNote,
     SegmentNote,
+    SetsNote,
     SourceNote,
     WorkNote,
     read_note,
@@ -43,6 +44,7 @@ NOTES: list[Note] = [
     FailedNote("q", "DIVIDE_BY_ZERO", "column 'x' cannot be computed", "correct the rows", 4),
     WorkNote({12: EdgeCount(lookups=3, gallop=0.5)}, {"a": Driven(0.25, 4)}, {"probe": 0.5}, Meter(blocks_read=2)),
     SampleNote(Sample(1, (), (("a[k]", ()), ("b[k]", (1, 2))), {3: [2, 5, 0]}, 9)),
+    SetsNote(SetSample(1, 2**64 - 1, 12.5, (3, 4), ((7, 1 << 70, 2.5),), (("b[k]", (5,), ((7, 1, 1.0),)),))),
     KeysNote({"a[k]": 50.0}),
     LoadNote(341, (0, 12, 5000000000)),
 ]

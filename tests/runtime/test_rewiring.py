@@ -165,7 +165,7 @@ def test_oracle_whatever_is_kept_after_any_epoch(
             model.prepare(oracle)
             for number, new in enumerate(case.arrivals):
                 if number and choose.random() < 0.3:
-                    wired.config = replace(wired.config, sharing=choose.choice(("ilp", "ilp", "naive", "independent")))
+                    wired.config = replace(wired.config, sharing=choose.choice(("ilp", "auto", "naive", "independent")))
                     wired.again()
                 wired.clock.advance(case.clocks[number])
                 added = wired.engine.run(new)

@@ -55,6 +55,33 @@ class Estimate:
     mu_counted: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class GroupsReport:
+    """Who of the queries of one structure runs with whom, and what that is expected to cost per epoch, and why."""
+
+    streams: tuple[str, ...]
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    """(owner of stores, queries); the owner is empty where everything is shared."""
+    before_ns: float
+    """Of the groups before."""
+    after_ns: float
+    together_ns: float
+    """If all of them shared everything."""
+    apart_ns: float
+    """If each ran by itself."""
+    said: str
+
+    def __str__(self) -> str:
+        named = [f"{', '.join(queries)}" + (f" (stores of {owner})" if owner else "") for owner, queries in self.groups]
+        together, apart, before, after = (
+            f"{ns / 1e6:.3g}" for ns in (self.together_ns, self.apart_ns, self.before_ns, self.after_ns)
+        )
+        return (
+            f"{' ⋈ '.join(self.streams)}: {' | '.join(named)}: {after} ms an epoch instead of {before}; all together "
+            f"{together}, each alone {apart}; {self.said}"
+        )
+
+
 @dataclass(frozen=True)
 class OptimiserReport:
     """Why the plan is what it is.  It changes when a period ends."""
@@ -68,12 +95,16 @@ class OptimiserReport:
     estimates: tuple[Estimate, ...] = ()
     failures: int = 0
     """How often planning raised an error, and the plan was kept."""
+    groups: tuple[GroupsReport, ...] = ()
+    """By structure, where several queries have one and rows were sampled."""
 
     @cached_property
     def json(self) -> dict[str, Any]:
         """A JSON value; of a switch also its sentence."""
         switches = [{**asdict(switch), "text": str(switch)} for switch in self.switches]
-        return {**_shallow(self), "switches": switches, "estimates": [asdict(each) for each in self.estimates]}
+        groups = [{**asdict(group), "text": str(group)} for group in self.groups]
+        estimates = [asdict(each) for each in self.estimates]
+        return {**_shallow(self), "switches": switches, "estimates": estimates, "groups": groups}
 
 
 @dataclass(frozen=True)

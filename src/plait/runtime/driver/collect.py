@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from plait.config import KEY_GROUPS
 from plait.errors import QueryError
-from plait.query.observed import Driven, EdgeCount, Sample
+from plait.query.observed import Driven, EdgeCount, Sample, SetSample
 from plait.query.plan import Plan
 from plait.runtime.task.notes import (
     CopyNote,
@@ -21,6 +21,7 @@ from plait.runtime.task.notes import (
     ResultNote,
     SampleNote,
     SegmentNote,
+    SetsNote,
     SourceNote,
     WorkNote,
     read_note,
@@ -62,6 +63,7 @@ class Collected:
     """Mean bytes of the widest rows that sources have read."""
     edges: dict[int, EdgeCount] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    sets: list[SetSample] = field(default_factory=list)
     keys: dict[str, float] = field(default_factory=dict)
     """κ of every store, where the epoch was sampled."""
     driven: dict[str, Driven] = field(default_factory=dict)
@@ -106,6 +108,8 @@ def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
                 _add_work(account, note)
             case SampleNote(sample):
                 account.samples.append(sample)
+            case SetsNote(sets):
+                account.sets.append(sets)
             case KeysNote(keys):
                 account.keys.update(keys)
             case LoadNote(first, cost):

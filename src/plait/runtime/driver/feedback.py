@@ -82,6 +82,7 @@ def _observed(epoch: Epoch) -> Observed:
         edges=account.edges,
         stores=stores,
         samples=account.samples,
+        sets=account.sets,
         max_event_ms=live.max_event_ms,
         exchanged=epoch.task is None or epoch.task.tasks > 1,
     )

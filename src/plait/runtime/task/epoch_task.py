@@ -81,4 +81,7 @@ class EpochTask:
 
     def filters_of(self, store: str) -> tuple[Filter, ...]:
         """The filters whose bits rows of a store carry."""
-        return self.plan.store_by_id[store].filters(self.plan.input_by_relation)
+        of = self.plan.store_by_id[store]
+        found = of.filters(self.plan.input_by_relation)
+        # Those of others mean nothing to a store of a group: its rows need not pass them.
+        return found if not of.owner or not of.eras else tuple(f for f in found if f.id in of.eras[-1].filters)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from plait.query.observed import Driven, EdgeCount, Sample
+from plait.query.observed import Driven, EdgeCount, Sample, SetSample
 from plait.state.log.manifest import ResultFile
 from plait.state.segments.run import Meter
 from plait.state.segments.segment import SegmentInfo
@@ -117,6 +117,13 @@ class SampleNote:
 
 
 @dataclass(frozen=True)
+class SetsNote:
+    """A task has sampled which query sets rows have."""
+
+    sample: SetSample
+
+
+@dataclass(frozen=True)
 class KeysNote:
     """κ of every store, estimated by a task that has sampled."""
 
@@ -147,13 +154,14 @@ Note = (
     | FailedNote
     | WorkNote
     | SampleNote
+    | SetsNote
     | KeysNote
 )
 
 
 def written(note: Note) -> bytes:
     """A note as JSON; `read_note` gives it back."""
-    content = {"sample": note.sample.to_json()} if isinstance(note, SampleNote) else _shallow(note)
+    content = {"sample": note.sample.to_json()} if isinstance(note, SampleNote | SetsNote) else _shallow(note)
     return json.dumps({"kind": _KINDS[type(note)], **content}, default=_shallow).encode()
 
 
@@ -202,6 +210,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Note]] = {
     "failed": lambda content: FailedNote(**content),
     "work": _read_work,
     "sample": lambda content: SampleNote(Sample.from_json(content["sample"])),
+    "sets": lambda content: SetsNote(SetSample.from_json(content["sample"])),
     "keys": lambda content: KeysNote(content["keys"]),
     "load": lambda content: LoadNote(content["first"], tuple(content["cost"])),
 }
@@ -214,6 +223,7 @@ _KINDS: dict[type[Note], str] = {
     FailedNote: "failed",
     WorkNote: "work",
     SampleNote: "sample",
+    SetsNote: "sets",
     KeysNote: "keys",
     LoadNote: "load",
 }
