@@ -89,7 +89,8 @@ def together(
     bare = {name: _bare(graph) for name, graph in leads.items()}
     stored = _stored(leads)
     cost = RunningCost(coefficients, parallelism=max(1, tasks))
-    candidates = Candidates(workload(bare, forecasts), cost, mirs=mirs, stored=stored)
+    # Rows of a MIR come from probes of its members' own stores (`share/feeds.py`).
+    candidates = Candidates(workload(bare, forecasts), cost, mirs=mirs, nested=False, stored=stored)
     built = problem(candidates, now.orders)
     before = cost_of(built, candidates.workload.queries, now)
     plan = plan_of(candidates, built, seconds=seconds, compare=False)
