@@ -95,7 +95,7 @@ def rewiring(
         for who in CONTESTANTS
     }
     return {
-        "title": "Rewiring: the join of three slow streams becomes tiny while the fourth is fast (paper 001, Figure 8b)",
+        "title": "Rewiring: the join of three slow streams becomes tiny, the fourth is fast (paper 001, Figure 8b)",
         "rows_per_epoch": {"r": FAST * rows, **dict.fromkeys("stu", rows)},
         "epochs": epochs,
         "repeat": repeat,
@@ -255,12 +255,12 @@ def rewiring_lines(part: Part) -> list[str]:
         "keeps now",
     )
     lines = [
-        f"{rates['r']:,} rows of R and {rates['s']:,} of S, T and U per epoch, {part['epochs']} epochs, change in epoch "
-        f"{flip}; rows are forgotten after {part['window']} epochs, T = {part['period']} epochs.  {part['results']:,} "
-        f"results, in every epoch and for every contestant those of a plain count.  Seconds are of whole epochs without "
-        f"planning, one task, without Spark; medians of {part['repeat']} interleaved run(s).",
+        f"{rates['r']:,} rows of R and {rates['s']:,} of S, T and U per epoch, {part['epochs']} epochs, change in "
+        f"epoch {flip}; rows are forgotten after {part['window']} epochs, T = {part['period']} epochs.  {part['results']:,} "
+        f"results, in every epoch and for every contestant those of a plain count.  Seconds are of whole epochs "
+        f"without planning, one task, without Spark; medians of {part['repeat']} interleaved run(s).",
         "",
-        *table(("contestant", *columns[1:]), rows, "lrrrrll"),
+        *table(("contestant", *columns), rows, "lrrrrll"),
         "",
         f"Before is epochs {part['window']} to {flip - 1}, after is from epoch {flip + 2 * part['window']} on.",
     ]
@@ -271,8 +271,8 @@ def rewiring_lines(part: Part) -> list[str]:
     return [
         *lines,
         "",
-        f"ilp keeps an intermediate result from epoch {first} on, {first - flip} epochs after the change; its epochs are "
-        f"then faster than before, and than with orders alone: {'yes' if faster else '**no**'}.",
+        f"ilp keeps an intermediate result from epoch {first} on, {first - flip} epochs after the change; its epochs "
+        f"are then faster than before, and than with orders alone: {'yes' if faster else '**no**'}.",
     ]
 
 
