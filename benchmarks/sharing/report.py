@@ -40,8 +40,8 @@ def how(document: Document) -> str:
         f"TPC-H’s tables as streams, shuffled, {setup['epochs']} epochs, scale factor {setup['sf']:g}; "
         f"joins without filters and windows, made as paper 001 makes them and fixed in "
         f"`benchmarks/sharing/workload.py`; all rows are kept for ever.  {setup['repeat']} run(s) of each by turns, "
-        "each in a process of its own, results dropped (noop) and counted.  Seconds are from registering the queries to the "
-        "last epoch, after one over the first epoch’s rows; rows/s are rows of all tables, each counted once.  Equal: "
+        "each in a process of its own, results dropped (noop) and counted.  Seconds are from registering the queries to "
+        "the last epoch, after one over the first epoch’s rows; rows/s are rows of all tables, each counted once.  Equal: "
         "every query has DuckDB’s number of results."
     )
 
@@ -104,9 +104,19 @@ def lines(part: Part, document: Document) -> Iterator[str]:
     if "lookups" in part["contestants"].get("ilp", {}):
         yield ""
         counted = ("lookups", "rows", "tuples", "state_rows")
+        apart = part["contestants"].get("independent", {}).get("cpu")
         yield from table(
-            ("counted", "lookups", "rows found", "tuples made", "rows at rest"),
-            [(NAMES[who], *(f"{found[name]:,}" for name in counted)) for who, found in part["contestants"].items()],
+            ("counted", "lookups", "rows found", "tuples made", "rows at rest", "CPU s", "independent ÷ CPU s"),
+            [
+                (
+                    NAMES[who],
+                    *(f"{found[name]:,}" for name in counted),
+                    f"{found['cpu']:.1f}",
+                    _times(apart / found["cpu"] if apart else None),
+                )
+                for who, found in part["contestants"].items()
+                if "cpu" in found
+            ],
         )
     if "ilp" in part["contestants"] and part["contestants"]["ilp"].get("mirs"):
         yield ""

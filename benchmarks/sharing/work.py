@@ -29,6 +29,8 @@ class Local:
     sharing: str
     epochs: list[float] = field(default_factory=list)
     """Seconds of each."""
+    cpu: float = 0.0
+    """Processor seconds of all epochs, planning included: they do not depend on what else the machine does."""
     tasks: dict[str, float] = field(default_factory=dict)
     """Seconds of what tasks do, by its name."""
     lookups: int = 0
@@ -62,9 +64,10 @@ def local(scratch: Path, asked: list[SharingQuery], folder: Path, epochs: int, s
     with rewired_engine(scratch, graphs, relations(tables), config, Clock()) as engine:
         for epoch in range(epochs):
             arrived = arrivals(folder, tables, epoch)
-            begun = time.perf_counter()
+            begun, worked = time.perf_counter(), time.process_time()
             engine.run(arrived)
             found.epochs.append(time.perf_counter() - begun)
+            found.cpu += time.process_time() - worked
         for progress in engine.progress:
             results.update(progress["rows_out"])
             tasks.update(progress["task_seconds"])
