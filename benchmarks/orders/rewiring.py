@@ -257,8 +257,8 @@ def rewiring_lines(part: Part) -> list[str]:
     lines = [
         f"{rates['r']:,} rows of R and {rates['s']:,} of S, T and U per epoch, {part['epochs']} epochs, change in "
         f"epoch {flip}; rows are forgotten after {part['window']} epochs, T = {part['period']} epochs.  "
-        f"{part['results']:,} results, in every epoch and for every contestant those of a plain count.  Seconds are of whole "
-        f"epochs without planning, one task, without Spark; medians of {part['repeat']} interleaved run(s).",
+        f"{part['results']:,} results, in every epoch and for every contestant those of a plain count.  Seconds are "
+        f"of whole epochs without planning, one task, without Spark; medians of {part['repeat']} interleaved run(s).",
         "",
         *table(("contestant", *columns), rows, "lrrrrll"),
         "",

@@ -40,9 +40,9 @@ def how(document: Document) -> str:
         f"TPC-H’s tables as streams, shuffled, {setup['epochs']} epochs, scale factor {setup['sf']:g}; "
         f"joins without filters and windows, made as paper 001 makes them and fixed in "
         f"`benchmarks/sharing/workload.py`; all rows are kept for ever.  {setup['repeat']} run(s) of each by turns, "
-        "each in a process of its own, results dropped (noop) and counted.  Seconds are from registering the queries to "
-        "the last epoch, after one over the first epoch’s rows; rows/s are rows of all tables, each counted once.  Equal: "
-        "every query has DuckDB’s number of results."
+        "each in a process of its own, results dropped (noop) and counted.  Seconds are from registering the queries "
+        "to the last epoch, after one over the first epoch’s rows; rows/s are rows of all tables, each counted once.  "
+        "Equal: every query has DuckDB’s number of results."
     )
 
 
