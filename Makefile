@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.plait-installed
+CLASSES := $(VENV)/spark-classes.jsa
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 export PYSPARK_PYTHON := $(abspath $(BIN))/python
 
@@ -26,7 +27,7 @@ demo: $(STAMP)
 	$(BIN)/plait demo
 
 # Two tests at a time, those of a file one after the other.  Long files come where their names put them, not last.
-test: lint
+test: lint $(CLASSES)
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
@@ -41,7 +42,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks tpcds --sf 1 --out bench-out
 
-soak: $(STAMP)
+soak: $(STAMP) $(CLASSES)
 	$(BIN)/pytest -q -m soak
 
 clean:
@@ -60,3 +61,7 @@ $(STAMP): pyproject.toml requirements.lock | machine
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
+
+# Java reads the classes of Spark from here: the tests start many JVMs.  Without it they are only slower.
+$(CLASSES): $(STAMP) tests/class_archive.py
+	-$(BIN)/python tests/class_archive.py $@

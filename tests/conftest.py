@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.class_archive import java_options
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -17,6 +19,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 
 # Python workers must find this interpreter and this source tree, installed or not.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SRC), os.environ.get("PYTHONPATH")]))
 
 
@@ -34,15 +37,12 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the whole test run: two cores, no UI, quiet."""
     import plait
-    from plait.runtime.spark.session import SETTINGS
 
     session = plait.session(
         app="plait-tests",
         master="local[2]",
         settings={
             "spark.ui.enabled": "false",
-            # Tests run much code a few times: compiling it well took 40 % of the JVM's time.
-            "spark.driver.extraJavaOptions": f"{SETTINGS['spark.driver.extraJavaOptions']} -XX:TieredStopAtLevel=1",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         },

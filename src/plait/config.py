@@ -45,9 +45,14 @@ STORES = ("auto", "all")
 class Config:
     """How an engine runs.  Any field may differ from one run to the next on the same checkpoint."""
 
-    tasks: int | None = None
+    tasks: int | str | None = None
     """Join tasks per epoch; None takes Spark's default parallelism (the cores, on one machine), or a single task where
-    little arrives and exchanges between tasks would take longer than more tasks save."""
+    little arrives and exchanges between tasks would take longer than more tasks save.  `auto` begins like that, and
+    takes more while epochs take longer than `latency_target`."""
+
+    latency_target: str = "5 s"
+    """With `tasks="auto"`, what an epoch may take: beyond it there are twice as many tasks, up to as many as run at the
+    same time, then as many as Spark's dynamic allocation could run.  Half as many after some epochs of a quarter."""
 
     probe: str = "factorised"
     """`factorised` looks consecutive probes on one key up together and expands once (paper 004);
@@ -167,7 +172,10 @@ class Config:
         for name, known in choices:
             if (value := getattr(self, name)) not in known:
                 raise ConfigError("CONFIG", f"{name}={value!r} is not known", f"use one of: {', '.join(known)}")
-        _in_range("tasks", self.tasks, 1, KEY_GROUPS, optional=True)
+        if isinstance(self.tasks, str) and self.tasks != "auto":
+            raise ConfigError("CONFIG", f"tasks={self.tasks!r} is not known", "give a number, None or auto")
+        if not isinstance(self.tasks, str):
+            _in_range("tasks", self.tasks, 1, KEY_GROUPS, optional=True)
         _in_range("replan_epochs", self.replan_epochs, 0, 1_000_000)
         _in_range("replan_seconds", self.replan_seconds, 0, float("inf"), optional=True)
         _in_range("replan_gain", self.replan_gain, 0, 1)
@@ -186,10 +194,11 @@ class Config:
             bytes_of("compress_above", self.compress_above)
         if self.cache_limit is not None:
             bytes_of("cache_limit", self.cache_limit)
-        try:
-            _ = self.max_future_us
-        except ValueError as error:
-            raise ConfigError("CONFIG", f"max_future: {error}", 'write, for example, "1 day"') from None
+        for name, text in (("max_future", self.max_future), ("latency_target", self.latency_target)):
+            try:
+                _ = None if name == "max_future" and text is None else parse_duration(str(text))
+            except ValueError as error:
+                raise ConfigError("CONFIG", f"{name}: {error}", 'write, for example, "1 day" or "5 s"') from None
         _in_range("parked_epochs", self.parked_epochs, 1, 100_000)
         bytes_of("parked_bytes", self.parked_bytes)
         _in_range("snapshot_every", self.snapshot_every, 1, 10_000)
@@ -200,6 +209,11 @@ class Config:
     def max_future_us(self) -> int | None:
         """`max_future` in microseconds."""
         return None if self.max_future is None else parse_duration(self.max_future)
+
+    @property
+    def latency_seconds(self) -> float:
+        """`latency_target` in seconds."""
+        return parse_duration(self.latency_target) / 1e6
 
     def with_spark_settings(self, settings: Mapping[str, str]) -> Config:
         """Fields named `spark.plait.<field>` in `settings` override those of this config.
@@ -244,7 +258,7 @@ def _parse(key: str, text: str, kind: str) -> Any:
             return None
         if kind.startswith("bool"):
             return {"true": True, "false": False}[text.lower()]
-        if kind.startswith("int"):
+        if kind.startswith("int") and not ("str" in kind and text == "auto"):
             return int(text)
         return float(text) if kind.startswith("float") else text
     except (ValueError, KeyError):

@@ -33,6 +33,7 @@ from plait.runtime.driver.deliver import catch_up, claim
 from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
 from plait.runtime.driver.missed import deliver_missed
 from plait.runtime.driver.parking import Parking
+from plait.runtime.driver.scaling import most_tasks
 from plait.runtime.driver.sinks import Keep, Sink
 from plait.runtime.driver.source_log import can_change_streams, choose_sources
 from plait.runtime.driver.steady_clock import SteadyClock
@@ -199,6 +200,7 @@ class Launching:
             watermark_policy=admission.policy,
             clock=self._clock,
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
+            most_tasks=most_tasks(dict(self.spark.sparkContext.getConf().getAll())),
             changes=admission,
             sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, sinks, admission.policy)),
             tables=loads(admission.now, self._registered.frames, self._live.epoch + 1),

@@ -213,6 +213,11 @@ class QueryHandle:
             if until is not None and time.monotonic() > until:
                 return False
             time.sleep(_POLL_SECONDS)
+        # While Spark starts, it refuses readers without names, and whoever has waited here may make one next.
+        while (run := self._desk.run()) is not None and run._is_replacing:
+            if until is not None and time.monotonic() > until:
+                break
+            time.sleep(_POLL_SECONDS)
         return True
 
     @property

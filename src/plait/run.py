@@ -70,6 +70,8 @@ class Run:
         self._now = self._started(None)
         self._switching = threading.Lock()
         """Held while one streaming query is stopped and the next one started."""
+        self._replacing: Started | None = None
+        """What is being stopped so that the next streaming query can go on where it ends."""
         self._asked = threading.Event()
         self._ended = False
         self._failed: PlaitError | None = None
@@ -86,9 +88,16 @@ class Run:
     @property
     def is_active(self) -> bool:
         """Whether epochs are still being run, or answers are on their way."""
-        if self._switching.locked():
-            return not self._ended
-        return self._now.query.isActive or self._now.driver.services.behind.busy
+        now = self._now
+        if now.query.isActive or now.driver.services.behind.busy:
+            return True
+        # It may have been stopped for the one that follows it: asked only now, because that can happen meanwhile.
+        return not self._ended and (self._replacing is now or self._now is not now)
+
+    @property
+    def _is_replacing(self) -> bool:
+        """Whether one of Spark's streaming queries is being stopped and the next one started."""
+        return self._replacing is not None
 
     @property
     def live(self) -> LiveState:
@@ -144,6 +153,9 @@ class Run:
                     with contextlib.suppress(PySparkException, Py4JError, OSError):
                         self._now.query.stop()
                     return
+                finally:
+                    # Not before `_failed` says why there is no next one.
+                    self._replacing = None
             if found is Admits.LATER:
                 self._asked.set()
                 time.sleep(_RETRY_SECONDS)
@@ -178,7 +190,7 @@ class Run:
 
     def _switch(self) -> None:
         """Another streaming query on the same checkpoint, once the running epoch and its answers are through."""
-        before = self._now
+        self._replacing = before = self._now
         before.stopping.ask(wait=True)
         with before.driver.services.working:
             pass
@@ -186,9 +198,12 @@ class Run:
             return
         if before.query.isActive:
             before.query.stop()
+        elif (error := before.query.exception()) is not None:
+            # It had failed before anybody stopped it.
+            self._failed = translated(error)
         before.driver.services.behind.close()
         before.driver.services.behind.wait()
-        if before.driver.feedback.failure is None and before.query.exception() is None and not self._ended:
+        if before.driver.feedback.failure is None and self._failed is None and not self._ended:
             self._now = self._started(before)
 
     # ------------------------------------------------------------ the end
@@ -196,23 +211,26 @@ class Run:
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits for the end, at most `timeout` seconds; True when it has ended.  Raises what made it fail."""
         until = None if timeout is None else time.monotonic() + timeout
-        try:
-            while True:
-                now = self._now
+        while True:
+            now = self._now
+            try:
                 if until is None:
                     now.query.awaitTermination()
                 elif not now.query.awaitTermination(max(0.001, until - time.monotonic())):  # type: ignore[arg-type]
                     return False
                 with self._switching:
                     # Spark's query was stopped for a change: the next one has been started by now.
-                    if self._now is now:
-                        break
-            now.driver.services.behind.close()
-            now.driver.services.behind.wait()
-        except (PySparkException, Py4JError, OSError) as error:
-            if (failure := self._failure(error)) is None:
-                return True
-            raise failure from error
+                    if self._now is not now:
+                        continue
+                now.driver.services.behind.close()
+                now.driver.services.behind.wait()
+            except (PySparkException, Py4JError, OSError) as error:
+                with self._switching:
+                    if self._now is not now:
+                        continue
+                if (failure := self._failure(error)) is not None:
+                    raise failure from error
+            break
         if self._failed is not None:
             raise self._failed
         return True

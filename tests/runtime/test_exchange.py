@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.config import KEY_GROUPS
-from plait.kernels.hashing import owner
+from plait.kernels.hashing import even_bounds, owner
 from plait.query.store import HASH
 from plait.runtime.task import exchange
 from plait.runtime.task.exchange import DESCRIPTOR, Inbox, Outbox, encode
@@ -36,7 +36,7 @@ def sent(outbox: Outbox) -> list[tuple[int, int, bytes]]:
 
 def shipped(outbox: Outbox, tables: dict[int, pa.Table], tasks: int) -> list[pa.RecordBatch]:
     for edge, table in tables.items():
-        outbox.ship(edge, table, tasks)
+        outbox.ship(edge, table, even_bounds(tasks))
     outbox.note(0, KeysNote({"a[k]": 3.0}))
     return list(outbox.batches())
 
@@ -61,7 +61,7 @@ def test_every_tuple_goes_to_the_owner_of_its_key_group(
                 notes += 1
                 continue
             table = exchange.decode(payload)
-            assert set(owner(table.column(HASH).to_numpy(), tasks).tolist()) == {task}
+            assert set(owner(table.column(HASH).to_numpy(), even_bounds(tasks)).tolist()) == {task}
             found.setdefault(edge, []).extend(table.to_pylist())
     assert notes == 1
     assert found == {edge: table.to_pylist() for edge, table in tables.items() if table.num_rows}
@@ -72,12 +72,12 @@ def test_beyond_its_limit_an_outbox_holds_nothing_in_memory() -> None:
     table = bucket(list(range(1000)))
     outbox = Outbox(limit=2.5 * table.nbytes)
     for _ in range(5):
-        outbox.ship(1, table, 1)
+        outbox.ship(1, table, even_bounds(1))
     assert [isinstance(kept, pa.Table) for _, _, kept in outbox.rows] == [True, True, False, False, False]
     assert outbox.spill.size == 3 * len(encode(table))
     assert [row[2] for row in sent(outbox)] == [encode(table)] * 5
     # Empty again, it starts anew.
-    outbox.ship(1, table, 1)
+    outbox.ship(1, table, even_bounds(1))
     assert outbox.spill.size == 0
     assert len(sent(outbox)) == 1
 
@@ -87,7 +87,7 @@ def test_the_next_hop_of_the_same_task_gets_buckets_and_leaves_descriptors() -> 
     outbox = Outbox(limit=1.5 * one.nbytes)
     outbox.note(0, SourceNote("a"))
     for edge, table in ((1, one), (2, other), (1, one)):
-        outbox.ship(edge, table, 1)
+        outbox.ship(edge, table, even_bounds(1))
     assert outbox.spill.size
     inbox = outbox.delivered()
     assert {edge: [t.to_pylist() for t in tables] for edge, tables in inbox.buckets.items()} == {
@@ -104,7 +104,7 @@ def test_the_next_hop_of_the_same_task_gets_buckets_and_leaves_descriptors() -> 
 def test_what_spark_gets_at_a_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "_BUCKET_BYTES", 1000)
     outbox = Outbox(limit=5000)
-    outbox.ship(1, bucket(list(range(2000))), 1)
+    outbox.ship(1, bucket(list(range(2000))), even_bounds(1))
     sizes = [batch.nbytes for batch in outbox.batches()]
     assert len(sizes) > 5
     assert max(sizes) < 8 * 1000
@@ -136,7 +136,7 @@ def test_every_tuple_is_in_exactly_one_slice_with_all_tuples_of_its_key(
     tables = [(edge, bucket(hashes, 100 * i)) for i, (edge, hashes) in enumerate(parts)]
     outbox = Outbox()
     for edge, table in tables:
-        outbox.ship(edge, table, tasks)
+        outbox.ship(edge, table, even_bounds(tasks))
     received = list(outbox.batches())
     everything: dict[int, Counter[tuple[Any, ...]]] = {}
     for task in range(tasks):
@@ -213,7 +213,7 @@ def received(count: int, rows: int) -> list[pa.RecordBatch]:
     rng = np.random.default_rng(count)
     outbox = Outbox()
     for number in range(count):
-        outbox.ship(1, bucket(rng.integers(0, 2**64, rows, np.uint64).tolist(), number * rows), 1)
+        outbox.ship(1, bucket(rng.integers(0, 2**64, rows, np.uint64).tolist(), number * rows), even_bounds(1))
     outbox.note(0, KeysNote({"a[k]": 3.0}))
     return list(outbox.batches())
 

@@ -12,6 +12,7 @@ from plait.query.observed import Driven, EdgeCount, Sample
 from plait.runtime.task.notes import (
     CopyNote,
     KeysNote,
+    LoadNote,
     MergeNote,
     Note,
     ResultNote,
@@ -41,6 +42,7 @@ NOTES: list[Note] = [
     WorkNote({12: EdgeCount(lookups=3, gallop=0.5)}, {"a": Driven(0.25, 4)}, {"probe": 0.5}, Meter(blocks_read=2)),
     SampleNote(Sample(1, (), (("a[k]", ()), ("b[k]", (1, 2))), {3: [2, 5, 0]}, 9)),
     KeysNote({"a[k]": 50.0}),
+    LoadNote(341, (0, 12, 5000000000)),
 ]
 
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from plait.config import Config
+from plait.kernels.hashing import even_bounds
 from plait.runtime.answers import result_reader as rows
 from plait.runtime.answers.answer import mergeable
 from plait.runtime.answers.result_reader import SMALL_BYTES, stays_small
@@ -37,7 +38,7 @@ def test_a_batch_of_wide_rows_is_worked_through_slice_by_slice(monkeypatch: pyte
     batch = pa.record_batch([pa.array(range(count), pa.int64()) for _ in names], names=names)
     before, most = pa.total_allocated_bytes(), 0
     arrived: dict[int, list[int]] = {}
-    for found in buckets([batch], source, EpochParameters(2, None, 0)):
+    for found in buckets([batch], source, EpochParameters(even_bounds(2), 0)):
         most = max(most, pa.total_allocated_bytes() - before)
         for edge, payload in zip(found.column(1).to_pylist(), found.column(2).to_pylist(), strict=True):
             if edge >= 0:

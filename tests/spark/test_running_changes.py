@@ -250,6 +250,37 @@ def test_streams_and_tables_are_registered_while_the_engine_runs(spark: SparkSes
         assert run.exception is None
 
 
+def test_a_run_is_active_also_while_its_streaming_query_is_replaced(spark: SparkSession, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path)
+    with shop.engine() as engine:
+        engine.query("first", JOIN)
+        run = engine.start(every=PACE)
+        shop.arrived(run)
+        seen: set[bool] = set()
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.is_set():
+                seen.add(run.is_active)
+
+        watchers = [threading.Thread(target=watch) for _ in range(3)]
+        for watcher in watchers:
+            watcher.start()
+        try:
+            for number in range(3):
+                more = ScriptedStream(spark, tmp_path / f"more{number}", "k bigint, w bigint")
+                engine.stream(f"more{number}", more.frame())
+                sql = f"SELECT a.v, m.w FROM a JOIN more{number} m ON a.k = m.k"
+                assert engine.query(f"q{number}", sql, since="new").await_live(60)
+        finally:
+            done.set()
+            for watcher in watchers:
+                watcher.join()
+        assert seen == {True}
+        run.stop()
+        assert not run.is_active
+
+
 def test_many_threads_add_and_drop_at_once(spark: SparkSession, tmp_path: Path) -> None:
     shop = Shop(spark, tmp_path)
     failed: list[BaseException] = []

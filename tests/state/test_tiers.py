@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from plait.config import Config
-from plait.kernels.hashing import group_bounds
+from plait.kernels.hashing import even_bounds
 from plait.order.orders import fixed
 from plait.query.expr import ColumnRef
 from plait.query.graph import Alias, Equality, JoinGraph, Output
@@ -28,7 +28,7 @@ from tests.state.rows import info, store
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 7, 100, 1024])
 def test_a_lane_is_the_task_that_owns_the_middle(tasks: int) -> None:
-    bounds = group_bounds(tasks).tolist()
+    bounds = even_bounds(tasks)
     for group in range(1024):
         t = lane([info(lo_group=group, hi_group=group + 1)], tasks)
         assert bounds[t] <= group < bounds[t + 1]
@@ -126,7 +126,7 @@ class Simulated:
         self.check(merges)
         for merge in merges:
             self.step(merge, number, groups)
-        bounds = group_bounds(tasks).tolist()
+        bounds = even_bounds(tasks)
         for low, high in pairwise(bounds):
             self.live.append(self.segment(low, high, epoch=number))
             self.appended += self.live[-1].rows

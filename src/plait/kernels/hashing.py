@@ -2,16 +2,16 @@
 
 Contract.  A key becomes 64 bits.  One fixed-width word goes through `mix64`, a bijection, so equal hashes *are*
 equal keys; byte strings and composites go through `hash_bytes` and `combine`, where equal hashes must be compared.
-The top ten bits are the key group (`plait.config.KEY_GROUPS`); task t of n owns the groups
-[t·1024 // n, (t+1)·1024 // n).  Rows sorted by hash are thus sorted by key group: a task's share is a slice.
+The top ten bits are the key group (`plait.config.KEY_GROUPS`); task t owns the groups [bounds[t], bounds[t+1]).  Rows
+sorted by hash are thus sorted by key group: a task's share is a slice, and other bounds move no state.
 
 These functions are part of the checkpoint format: changing one strands all segments written before.
 
 Cost.  About 1 ns per word; a byte string about 6 ns per eight bytes (measured: 20 ns for 12 bytes, 50 for 64).
 
->>> [int(n) for n in group_bounds(3)]
-[0, 341, 682, 1024]
->>> owner(np.array([0, 2**63, 2**64 - 1], np.uint64), 2).tolist()
+>>> even_bounds(3)
+(0, 341, 682, 1024)
+>>> owner(np.array([0, 2**63, 2**64 - 1], np.uint64), even_bounds(2)).tolist()
 [0, 1, 1]
 """
 
@@ -54,19 +54,27 @@ def key_group(hashes: U64) -> I64:
     return (np.asarray(hashes, np.uint64) >> _SHIFT).astype(np.int64)
 
 
-def group_bounds(tasks: int) -> I64:
-    """tasks + 1 key groups: task t owns those from bounds[t] up to but without bounds[t+1]."""
-    return np.arange(tasks + 1, dtype=np.int64) * GROUPS // tasks
+def even_bounds(tasks: int) -> tuple[int, ...]:
+    """tasks + 1 key groups, as far apart as each other."""
+    return tuple(task * GROUPS // tasks for task in range(tasks + 1))
+
+
+def group_starts_in(hashes: U64, bounds: tuple[int, int]) -> I64:
+    """Where key groups, from bounds[0] up to but without bounds[1], begin in sorted hashes; and where the last ends."""
+    first, last = bounds
+    starts = np.arange(first, last, dtype=np.uint64) << _SHIFT
+    ends = [len(hashes)] if last == GROUPS else [int(np.searchsorted(hashes, np.uint64(last) << _SHIFT))]
+    return np.append(np.searchsorted(hashes, starts), ends)
 
 
 @lru_cache(maxsize=64)
-def _owners(tasks: int) -> I64:
-    return np.repeat(np.arange(tasks, dtype=np.int64), np.diff(group_bounds(tasks)))
+def _owners(bounds: tuple[int, ...]) -> I64:
+    return np.repeat(np.arange(len(bounds) - 1, dtype=np.int64), np.diff(bounds))
 
 
-def owner(hashes: U64, tasks: int) -> I64:
+def owner(hashes: U64, bounds: tuple[int, ...]) -> I64:
     """The task that owns every hash."""
-    owners: I64 = _owners(tasks)[key_group(hashes)]
+    owners: I64 = _owners(bounds)[key_group(hashes)]
     return owners
 
 

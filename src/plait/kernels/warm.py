@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.kernels.filters import ask_filter, build_filter
-from plait.kernels.hashing import combine, hash_bytes, mix64, owner
+from plait.kernels.hashing import combine, even_bounds, hash_bytes, mix64, owner
 from plait.kernels.multiply import Product, Ruler
 from plait.kernels.probe import expand, gather_ranges, product_ends
 from plait.kernels.runs import fence, group_starts, lookup, lookup_fenced, merge_order
@@ -17,7 +17,7 @@ def warm_up() -> None:
     hashes = mix64(np.arange(2, dtype=np.uint64))
     combine(hashes, hashes)
     hash_bytes(np.array([0, 1], np.int64), np.zeros(1, np.uint8))
-    owner(hashes, 2)
+    owner(hashes, even_bounds(2))
     runs = np.sort(hashes)
     lookup(runs, runs)
     lookup_fenced(runs, fence(runs), runs)

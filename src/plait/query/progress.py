@@ -89,6 +89,17 @@ class Replanned:
 
 
 @dataclass(frozen=True)
+class ScalingReport:
+    """Which key groups the tasks of an epoch own, and why."""
+
+    bounds: tuple[int, ...]
+    """Task t owns those from bounds[t] up to but without bounds[t + 1]."""
+    skew: float
+    """What the costliest task has cost lately, relative to the mean."""
+    reason: str
+
+
+@dataclass(frozen=True)
 class QueryStatus:
     """A query of the catalog, as far as epochs and reports must know it."""
 
@@ -265,6 +276,7 @@ class Progress:
     changes: ChangesReport
     builds: Mapping[str, float]
     tasks: int
+    scaling: ScalingReport
     seconds: Mapping[str, float]
     """By step; the epoch goes on counting after the report is made."""
     task_seconds: Mapping[str, float]
@@ -282,6 +294,7 @@ class Progress:
             "state": self.state.json,
             "catalog": self.catalog.json,
             "changes": asdict(self.changes),
+            "scaling": {**asdict(self.scaling), "bounds": list(self.scaling.bounds)},
             "edges": {str(node): asdict(count) for node, count in self.edges.items()},
             "driven": {relation: asdict(done) for relation, done in self.driven.items()},
             "optimiser": self.optimiser.json,

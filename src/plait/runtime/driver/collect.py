@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
+from plait.config import KEY_GROUPS
 from plait.query.observed import Driven, EdgeCount, Sample
 from plait.query.plan import Plan
 from plait.runtime.task.notes import (
     CopyNote,
     KeysNote,
+    LoadNote,
     MergeNote,
     ResultNote,
     SampleNote,
@@ -58,6 +63,8 @@ class Collected:
     driven: dict[str, Driven] = field(default_factory=dict)
     """By driving relation."""
     seconds: dict[str, float] = field(default_factory=dict)
+    load: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(KEY_GROUPS))
+    """What each key group has cost the tasks, in nanoseconds that only compare; nothing if there was one task."""
     merged_bytes: int = 0
     """Bytes written by merges."""
     reads: Meter = field(default_factory=Meter)
@@ -94,6 +101,8 @@ def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
                 account.samples.append(sample)
             case KeysNote(keys):
                 account.keys.update(keys)
+            case LoadNote(first, cost):
+                account.load[first : first + len(cost)] += cost
     return account
 
 

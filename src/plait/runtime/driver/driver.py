@@ -28,6 +28,7 @@ from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.batch_sizes import Batches
 from plait.runtime.driver.collect import Collected
 from plait.runtime.driver.parking import Parking
+from plait.runtime.driver.scaling import Capacity, Scaling
 from plait.runtime.driver.sinks import Sink
 from plait.runtime.driver.state_account import StateAccount
 from plait.runtime.driver.steady_clock import system_clock
@@ -91,6 +92,8 @@ class Services:
     """The buckets of tables, by the epoch in which they arrive."""
     executor_cores: str | None = None
     """Spark's setting, where it has one."""
+    most_tasks: int | None = None
+    """Tasks that run at the same time once Spark has allocated all executors it may; None where it allocates none."""
     working: threading.RLock = field(default_factory=threading.RLock)
     """Held by whoever runs an epoch; a sink may stop the run that it is called by."""
 
@@ -103,6 +106,11 @@ class Services:
     def parallel(self) -> int:
         """Tasks that run at the same time."""
         return int(self.spark.sparkContext.defaultParallelism)
+
+    @property
+    def capacity(self) -> Capacity:
+        """What there is to run tasks on, and what there could be."""
+        return Capacity(self.parallel, max(self.parallel, self.most_tasks or 0))
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,8 @@ class Feedback:
     batches: Batches = field(default_factory=Batches)
     """How large the batches are that Spark hands to tasks."""
     progress: deque[Progress] = field(default_factory=deque)
+    scaling: Scaling = field(default_factory=Scaling)
+    """The tasks of the last epoch, and what key groups have cost."""
     seconds: float = 0.0
     """What the last epoch took: merging gets its share of as much."""
     work: float | None = None
@@ -164,14 +174,19 @@ class Driver:
         now = self.now.with_plan(planner.plan)
         self.now = replace(now, catalog=services.changes.catalog_in_force, samples=planner.samples)
 
-    @property
-    def tasks(self) -> int:
-        """Join tasks of the next epoch: one, where exchanges would take longer than more tasks save."""
-        if self.services.config.tasks is not None:
-            return self.services.config.tasks
+    def scaled(self) -> Scaling:
+        """Join tasks of the next epoch, and what they own."""
+        config, known = self.services.config, self.feedback.scaling
+        if isinstance(config.tasks, int):
+            return known.next(config.tasks, f"tasks={config.tasks}")
         parallel = self.services.parallel
         saved = (self.feedback.work or 0.0) * (1 - 1 / parallel)
-        return 1 if saved < (self.now.plan.hops - 1) * EXCHANGE_SECONDS else parallel
+        exchanges = (self.now.plan.hops - 1) * EXCHANGE_SECONDS
+        tasks = 1 if saved < exchanges else parallel
+        reason = f"{parallel} tasks would save {saved:.2f} s of work, their exchanges take {exchanges:.2f} s"
+        if config.tasks == "auto" and known.wanted > tasks:
+            tasks, reason = known.wanted, f"epochs of {self.feedback.seconds:.1f} s, wanted {config.latency_target}"
+        return known.next(tasks, reason)
 
 
 @dataclass

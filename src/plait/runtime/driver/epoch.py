@@ -96,6 +96,7 @@ def _run(epoch: Epoch) -> None:
         epoch.seconds[step.__name__] = time.perf_counter() - start
     driver.feedback.work = _work(epoch)
     epoch.seconds["total"] = driver.feedback.seconds = time.perf_counter() - begun
+    _mind_latency(driver)
 
 
 def refuse_gap(checkpoint: Checkpoint) -> None:
@@ -129,3 +130,10 @@ def _same_input(checkpoint: Checkpoint, done: Manifest) -> None:
             f"epoch {done.epoch} was committed with other source offsets than Spark replays now",
             "restore the whole checkpoint directory, Spark's part and Plait's, from one copy",
         )
+
+
+def _mind_latency(driver: Driver) -> None:
+    config, feedback = driver.services.config, driver.feedback
+    if config.tasks == "auto":
+        capacity = driver.services.capacity
+        feedback.scaling = feedback.scaling.for_latency(feedback.seconds, config.latency_seconds, capacity)

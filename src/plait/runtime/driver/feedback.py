@@ -8,8 +8,9 @@ from dataclasses import replace
 from plait.config import KEY_GROUPS
 from plait.query.layout import shown
 from plait.query.observed import KeyCount, Observed
-from plait.query.progress import CatalogInForce, Progress, Replanned
+from plait.query.progress import CatalogInForce, Progress, Replanned, ScalingReport
 from plait.runtime.driver.driver import Epoch, Services
+from plait.runtime.driver.scaling import Scaling
 from plait.runtime.driver.watermarks import watermarks_ms
 from plait.runtime.task.passes import arriving
 from plait.state.log.checkpoint import collect_garbage
@@ -36,6 +37,7 @@ def replan(epoch: Epoch) -> None:
         now = replace(now, samples=planner.samples)
         epoch.replanned = Replanned(planner.report(), time.perf_counter() - begun)
     driver.now = now
+    driver.feedback.scaling = driver.feedback.scaling.after(epoch.account.load)
 
 
 def observe(epoch: Epoch) -> None:
@@ -91,6 +93,10 @@ def _with_parked(services: Services, catalog: CatalogInForce) -> CatalogInForce:
     return replace(catalog, queries=queries)
 
 
+def _scaling(scaling: Scaling) -> ScalingReport:
+    return ScalingReport(scaling.bounds, round(scaling.skew, 3), scaling.reason)
+
+
 def _progress(epoch: Epoch) -> Progress:
     assert epoch.task is not None
     driver, account, plan, task = epoch.driver, epoch.account, epoch.plan, epoch.task
@@ -121,6 +127,7 @@ def _progress(epoch: Epoch) -> Progress:
         changes=driver.feedback.changes,
         builds={store: groups / KEY_GROUPS for store, groups in live.builds.items()},
         tasks=task.tasks,
+        scaling=_scaling(driver.feedback.scaling),
         seconds=epoch.seconds,
         task_seconds={name: account.seconds[name] for name in sorted(account.seconds)},
         edges=account.edges,

@@ -52,15 +52,16 @@ def prepare(epoch: Epoch) -> None:
         if store is not None:
             segments[name] = tuple(i for i in infos if i not in over)
     above = compress_above(config)
+    scaling = driver.feedback.scaling = driver.scaled()
     epoch.task = EpochTask(
         plan=plan,
         epoch=epoch.number,
-        tasks=driver.tasks,
+        bounds=scaling.bounds,
         home=services.checkpoint.home,
         results=services.checkpoint.results,
         verified_dir=services.verified_dir,
         live=segments,
-        merges=choose_merges(segments, config.fan_in, driver.tasks, above),
+        merges=choose_merges(segments, config.fan_in, scaling.tasks, above),
         # Tier 0 is what is read most: in the page cache if it fits, in blocks if not even that does.
         compress=_tier_0(segments, config.fan_in) > above,
         kept=frozenset(q.name for q in plan.queries if services.sinks[q.name].reads_rows or q.select or q.where),
@@ -72,14 +73,14 @@ def prepare(epoch: Epoch) -> None:
         iterative=config.probe == "iterative",
         chunk_rows=config.chunk_rows,
         sync=config.sync,
-        memory=task_memory(config, driver.tasks, services.executor_cores),
+        memory=task_memory(config, scaling.tasks, services.executor_cores),
         merge_seconds=_merge_seconds(driver),
         sampled=driver.now.samples,
         arriving=driver.now.arriving,
         copies=_copies(driver, segments),
     )
     latest_us = None if config.max_future_us is None else clock_us + config.max_future_us
-    parameters = EpochParameters(driver.tasks, clock_us, live.marks_ms, services.watermark_policy, latest_us)
+    parameters = EpochParameters(scaling.bounds, clock_us, live.marks_ms, services.watermark_policy, latest_us)
     context = services.spark.sparkContext
     context.setLocalProperty(PROPERTY, parameters.to_property())
     context.setLocalProperty(INPUTS, EpochInputs.of_plan(plan.inputs).to_property())

@@ -58,7 +58,8 @@ _LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 class EpochParameters:
     """What bucketising depends on beside the plan."""
 
-    tasks: int
+    bounds: tuple[int, ...]
+    """Which key groups each task owns."""
     clock_us: int
     marks_ms: Mapping[str, int] = field(default_factory=dict)
     """By mark the latest event time less the delay of its stream, where one was seen."""
@@ -79,7 +80,8 @@ class EpochParameters:
     @staticmethod
     def from_property(text: str) -> EpochParameters:
         """The inverse of `to_property`."""
-        return EpochParameters(**json.loads(text))
+        content = json.loads(text)
+        return EpochParameters(**{**content, "bounds": tuple(content["bounds"])})
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,11 @@ def buckets(batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochP
         outbox = Outbox()
         counted.row_bytes = max(counted.row_bytes, table.nbytes / table.num_rows)
         timely = _admitted(table, source, parameters, counted)
-        if source.travels_whole(parameters.tasks):
+        if source.travels_whole(len(parameters.bounds) - 1):
             outbox.ship_to(0, source.edges[0].id, timely)
         else:
             for edge in source.edges:
-                outbox.ship(edge.id, _bucket(timely, source, edge, parameters.clock_us), parameters.tasks)
+                outbox.ship(edge.id, _bucket(timely, source, edge, parameters.clock_us), parameters.bounds)
                 if outbox.held >= _SLICE_BYTES:
                     # A large slice is held once, sorted, not once for every edge.
                     yield from outbox.batches()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from plait.config import KEY_GROUPS
 from plait.query.plan import Plan
 from plait.query.store import Filter
 from plait.state.files.segment_home import SegmentHome
@@ -21,7 +20,8 @@ class EpochTask:
 
     plan: Plan
     epoch: int
-    tasks: int
+    bounds: tuple[int, ...]
+    """Task t owns the key groups from bounds[t] up to but without bounds[t + 1]."""
     home: SegmentHome
     results: Files
     verified_dir: str | None
@@ -51,13 +51,18 @@ class EpochTask:
     """What is copied from one store to another in this epoch."""
 
     @property
+    def tasks(self) -> int:
+        """How many there are."""
+        return len(self.bounds) - 1
+
+    @property
     def live_paths(self) -> set[str]:
         """Of all live segments."""
         return {info.path for infos in self.live.values() for info in infos}
 
     def groups(self, task: int) -> tuple[int, int]:
         """The key groups a task owns."""
-        return task * KEY_GROUPS // self.tasks, (task + 1) * KEY_GROUPS // self.tasks
+        return self.bounds[task], self.bounds[task + 1]
 
     def filters_of(self, store: str) -> tuple[Filter, ...]:
         """The filters whose bits rows of a store carry."""

@@ -69,13 +69,13 @@ class Outbox:
         """Sends a note, which ends at the driver."""
         self.rows.append((task, DESCRIPTOR, written(note)))
 
-    def ship(self, edge: int, table: pa.Table, tasks: int) -> None:
+    def ship(self, edge: int, table: pa.Table, bounds: tuple[int, ...]) -> None:
         """Sends tuples, sorted by HASH, to the owners of their key groups, in buckets of bounded size."""
         if not table.num_rows:
             return
-        owners = owner(table.column(HASH).to_numpy(), tasks)
-        bounds = np.searchsorted(owners, np.arange(tasks + 1))
-        for task, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        owners = owner(table.column(HASH).to_numpy(), bounds)
+        cuts = np.searchsorted(owners, np.arange(len(bounds)))
+        for task, (begin, end) in enumerate(pairwise(cuts.tolist())):
             self.ship_to(task, edge, table.slice(begin, end - begin))
 
     def ship_to(self, task: int, edge: int, table: pa.Table) -> None:

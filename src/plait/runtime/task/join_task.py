@@ -27,8 +27,10 @@ from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.exchange import Inbox, Outbox, merged
 from plait.runtime.task.feeding import fed, sets_of
 from plait.runtime.task.frames import Frame, arrived
+from plait.runtime.task.load import ARRIVED_NS, Load
 from plait.runtime.task.notes import (
     KeysNote,
+    LoadNote,
     SampleNote,
     SegmentNote,
     WorkNote,
@@ -76,6 +78,7 @@ class Work:
         self.inbox_bytes = context.memory // 4
         self.outbox = Outbox(limit=context.memory // 16)
         self.results = TaskResults(context)
+        self.load = Load(context.groups(self.task)) if context.tasks > 1 else None
         self.prober = Prober(
             context.plan,
             context.iterative,
@@ -87,6 +90,7 @@ class Work:
             self.emit,
             self.feed,
             context.epoch,
+            self.load,
         )
         self._mine: dict[str, list[SegmentInfo]] = {}
         self._opened: dict[str, Segment] = {}
@@ -197,6 +201,8 @@ class Work:
 
     def _append(self, store: Store, hashes: U64, rows: pa.Table, sets: Sets) -> None:
         context = self.context
+        if self.load is not None:
+            self.load.add(hashes, ARRIVED_NS)
         view = viewed_now(MemoryRun(hashes, rows), sets, context.epoch, context.plan.filter_by_id)
         self.current.setdefault(store.id, []).append(view)
         run = self._new_runs.setdefault(store.id, new_run())
@@ -445,12 +451,12 @@ class Work:
         return found
 
     def ship(self, node: Node, table: pa.Table) -> None:
-        self.outbox.ship(node.id, table, self.context.tasks)
+        self.outbox.ship(node.id, table, self.context.bounds)
 
     def feed(self, feed: Feed, partial: Partial) -> int:
         """Complete tuples go to the MIR that they are rows of; returns how many."""
         table = fed(feed, self.context.plan.store_by_id[feed.store], partial, self.context.epoch)
-        self.outbox.ship(feed.id, table, self.context.tasks)
+        self.outbox.ship(feed.id, table, self.context.bounds)
         return int(table.num_rows)
 
     def emit(self, emits: Sequence[Emit], partial: Partial) -> None:
@@ -473,6 +479,8 @@ class Work:
         with self.timed("materialise"):
             for note in self.results.close():
                 self.outbox.note(self.task, note)
+        if self.load is not None:
+            self.outbox.note(self.task, LoadNote.of(self.load.groups[0], self.load.cost))
         reads = METER.since(self._metered)
         self.outbox.note(self.task, WorkNote(self.prober.counts, self.driven, self.seconds, reads))
         yield from self.outbox.batches()

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from plait.query.observed import Driven, EdgeCount, Sample
 from plait.state.log.manifest import ResultFile
 from plait.state.segments.run import Meter
@@ -105,7 +108,21 @@ class KeysNote:
     keys: Mapping[str, float]
 
 
-Note = SourceNote | SegmentNote | MergeNote | CopyNote | ResultNote | WorkNote | SampleNote | KeysNote
+@dataclass(frozen=True)
+class LoadNote:
+    """What the key groups of a task have cost at a hop, in nanoseconds that only compare."""
+
+    first: int
+    """The first of them."""
+    cost: tuple[int, ...]
+
+    @staticmethod
+    def of(first: int, cost: npt.NDArray[np.float64]) -> LoadNote:
+        """Whole numbers are shorter, and exact enough."""
+        return LoadNote(first, tuple(cost.astype(np.int64).tolist()))
+
+
+Note = LoadNote | SourceNote | SegmentNote | MergeNote | CopyNote | ResultNote | WorkNote | SampleNote | KeysNote
 
 
 def written(note: Note) -> bytes:
@@ -159,6 +176,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Note]] = {
     "work": _read_work,
     "sample": lambda content: SampleNote(Sample.from_json(content["sample"])),
     "keys": lambda content: KeysNote(content["keys"]),
+    "load": lambda content: LoadNote(content["first"], tuple(content["cost"])),
 }
 _KINDS: dict[type[Note], str] = {
     SourceNote: "source",
@@ -169,4 +187,5 @@ _KINDS: dict[type[Note], str] = {
     WorkNote: "work",
     SampleNote: "sample",
     KeysNote: "keys",
+    LoadNote: "load",
 }

@@ -28,6 +28,7 @@ from plait.query.plan import Emit, Feed, Node, Plan, Seen, Step
 from plait.query.store import ARRIVED, HASH, NEW, SET, Key, Store
 from plait.runtime.task.frames import Frame, Hits, Matches, with_matches
 from plait.runtime.task.judge import Judge
+from plait.runtime.task.load import LOOKUP_NS, TUPLE_NS, Load
 from plait.runtime.task.partial import Partial
 from plait.state.segments.keys import hash_key, homogeneous, null_rows, same_keys
 from plait.state.segments.segment import microseconds
@@ -84,6 +85,8 @@ class Prober:
     feed: Callable[[Feed, Partial], int]
     """Sends complete tuples to a MIR; says how many."""
     epoch: int
+    load: Load | None = None
+    """Counts what key groups cost; None where nobody needs to know."""
     counts: dict[int, EdgeCount] = field(default_factory=dict)
     _sieves: dict[tuple[tuple[Seen, ...], int], Sieve] = field(default_factory=dict)
 
@@ -102,9 +105,13 @@ class Prober:
         runs = self.runs(step, _zone(step, frame))
         matches = self._look_up(node, runs, frame, count)
         count.lookups += len(frame.hashes)
+        if self.load is not None:
+            self.load.add(frame.hashes, LOOKUP_NS)
         frame = with_matches(frame, matches)
         if not len(frame.hashes):
             return
+        if self.load is not None:
+            self.load.add_matches(frame.hashes, frame.lists[-1].counts)
         sieve = self.sieve(step.seen, width)
         unseen = not all(sieve.lets_all(run) and not self._ranks(step, run) for run in runs)
         hit, alive = _Distinct(), _Distinct()
@@ -198,6 +205,8 @@ class Prober:
                 return
             if frame.lists:
                 count.tuples += len(partial.hashes) if judge is None else judge.tuples - before
+                if self.load is not None:
+                    self.load.add(partial.hashes, TUPLE_NS)
             yield partial
 
     def _follow(self, node: Node, frame: Frame, count: EdgeCount, width: int) -> None:
