@@ -16,6 +16,7 @@ The tables of a query are written in the order in which Spark's chain of binary 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,7 +172,7 @@ def queries(count: int) -> list[SharingQuery]:
     ]
 
 
-def tables_of(asked: list[SharingQuery]) -> tuple[str, ...]:
+def tables_of(asked: Sequence[SharingQuery]) -> tuple[str, ...]:
     """The tables that some of these queries join."""
     return tuple(table for table in SCHEMAS if any(table in query.tables for query in asked))
 
