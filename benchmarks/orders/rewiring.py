@@ -218,7 +218,7 @@ def _epoch(engine: LocalEngine, new: Mapping[str, pa.Table], wanted: int, series
 
 
 def _summary(of: Mapping[str, Any], flip: int) -> dict[str, Any]:
-    settled, changed = slice(WINDOW, flip), slice(flip + 2 * WINDOW, None)
+    settled, changed = slice(WINDOW, flip), slice(flip + WINDOW, None)
     return {
         "before": statistics.median(of["seconds"][settled]),
         "after": statistics.median(of["seconds"][changed]),
@@ -262,7 +262,7 @@ def rewiring_lines(part: Part) -> list[str]:
         "",
         *table(("contestant", *columns), rows, "lrrrrll"),
         "",
-        f"Before is epochs {part['window']} to {flip - 1}, after is from epoch {flip + 2 * part['window']} on.",
+        f"Before is epochs {part['window']} to {flip - 1}, after is from epoch {flip + part['window']} on.",
     ]
     first = part["summary"]["ilp"]["first_kept"]
     if first is None:

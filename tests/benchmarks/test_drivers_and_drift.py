@@ -113,9 +113,9 @@ def test_the_drift_is_told_and_drawn(drifted: dict[str, Any]) -> None:
 
 
 def test_a_join_that_becomes_tiny_is_kept_by_itself_and_rows_are_those_of_a_plain_count(tmp_path: Path) -> None:
-    part = rewiring(tmp_path, quick=True, rows=150, epochs=16) | {"part": "rewiring"}
+    part = rewiring(tmp_path, quick=True, rows=60, epochs=14) | {"part": "rewiring"}
     for of in part["contestants"].values():
-        assert len(of["seconds"]) == 16
+        assert len(of["seconds"]) == 14
     assert not any(part["contestants"]["orders"]["kept"])
     assert part["summary"]["static"]["kept"] == ""
     assert any("Before is epochs" in line for line in rewiring_lines(part))
