@@ -25,7 +25,7 @@ from plait.runtime.spark.java import require_java
 PARTS = ("work2", "work3", "throughput2", "throughput3", "aggregates")
 COUNTS, QUICK_COUNTS = (1, 10, 100, 500), (1, 10)
 AGGREGATES = (1, 10, 50)
-WORK_ROWS = {2: 45_000, 3: 10_000}
+WORK_ROWS = {2: 130_000, 3: 10_000}
 """Rows per stream and epoch with which the join of one unfiltered query takes about a second."""
 QUICK_ROWS = {2: 300, 3: 100}
 THROUGHPUT_ROWS = 1000
