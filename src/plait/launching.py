@@ -27,7 +27,8 @@ from plait.queries import Desk, watermark_policy
 from plait.query.store import Input
 from plait.registry import Registry
 from plait.run import Admits, Run, Started, guarded
-from plait.runtime.answers.answer import Answer, LiveResults, Sources
+from plait.runtime.answers.answer import Answer, Sources
+from plait.runtime.answers.live_results import LiveResults
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.deliver import catch_up, claim
 from plait.runtime.driver.driver import Driver, Feedback, InForce, Services

@@ -17,11 +17,11 @@ from plait.errors import PlaitError, QueryError
 from plait.query.graph import JoinGraph
 from plait.query.layout import shown
 from plait.query.plan import Plan
-from plait.runtime.answers.answer import Answer, LiveResults
+from plait.runtime.answers.answer import Answer
+from plait.runtime.answers.live_results import LiveResults
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.sinks import Keep, Sink, make_sink, refuse_appending
-from plait.sql.answer.residual import only_aggregate
 from plait.sql.catalyst.read_query import ReadQuery
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.parked import FAILED, ParkedQuery
@@ -74,7 +74,7 @@ class RegisteredQuery:
     def definition(self) -> Definition:
         """What admission must know of it."""
         residual = self.read.residual
-        aggregate = None if residual is None or self.mode != "append" else only_aggregate(residual.root)
+        aggregate = None if residual is None or self.mode != "append" else residual.only_source
         closing = None if aggregate is None else aggregate.closing
         return Definition(
             id=self.id,

@@ -33,7 +33,8 @@ from plait.query.expr import Expr
 from plait.query.plan import Plan
 from plait.query.progress import CatalogInForce
 from plait.query.store import NEEDED, IngestEdge, Input, mask_columns
-from plait.runtime.answers.answer import LiveResults, Sources
+from plait.runtime.answers.answer import Sources
+from plait.runtime.answers.live_results import LiveResults
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.collect import Collected, collected
 from plait.runtime.driver.commit import commit

@@ -44,9 +44,10 @@ def finish(epoch: Epoch) -> None:
     for skipped in [record.query for record in services.parking.records if record.asked == SKIP]:
         # It goes on with this epoch.
         services.parking.caught_up(skipped)
+    merged = _merged_together(epoch)
     for query in epoch.plan.queries:
         kept = services.sources.source(query.name)
-        if kept is None and not (query.select or query.where):
+        if query.name in merged or (kept is None and not (query.select or query.where)):
             continue
         id = query.name if kept is None else query.name.partition(".")[0]
         record = services.parking.of(id)
@@ -62,6 +63,25 @@ def finish(epoch: Epoch) -> None:
             services.parking.take(id, epoch.number, error, services.queries, before)
             _leave_raw(epoch, query)
         reached("finish", epoch.number)
+
+
+def _merged_together(epoch: Epoch) -> set[str]:
+    """Merges what aggregates have in the same files; the names of those for which that was enough."""
+    services, rows, found = epoch.driver.services, epoch.driver.now.rows, set[str]()
+    seen: set[tuple[str, ...]] = set()
+    for query in epoch.plan.queries:
+        sharing = services.sources.sharing(epoch.plan, query.name) if query.grouping is not None else ()
+        if not sharing or sharing in seen:
+            continue
+        seen.add(sharing)
+        # Of a parked query nothing is touched.
+        able = tuple(name for name in sharing if services.parking.of(name.partition(".")[0]) is None)
+        files = services.sources.merged_together(rows, able) if len(able) > 1 else None
+        if files is not None:
+            epoch.account.results += files
+            found.update(able)
+            reached("finish", epoch.number)
+    return found
 
 
 def _finish(epoch: Epoch, query: QueryPlan) -> None:

@@ -49,4 +49,6 @@ def _failed(query: str, name: str, error: pa.ArrowInvalid) -> QueryError:
         return QueryError("DIVIDE_BY_ZERO", cause, remedy)
     if str(error) == "remainder by zero":
         return QueryError("REMAINDER_BY_ZERO", cause, remedy)
+    if str(error) == "cast overflow":
+        return QueryError("CAST_OVERFLOW", cause, remedy)
     return QueryError("ARITHMETIC_OVERFLOW", cause, remedy)

@@ -373,7 +373,7 @@ class Work:
         return [searched(view, step.by, hashes, self.context.hashes(self.task)) for view in runs]
 
     def runs_of(self, store: str, sees_current: bool, times: Span = (None, None), floor: int = 0) -> list[View]:
-        if store in self._dense and times == (None, None):
+        if store in self._dense and times == (None, None) and self._own(store):
             return [self._together(store), *(self.current.get(store, []) if sees_current else [])]
         return self._seen_of(store, sees_current, times, floor)
 

@@ -1,7 +1,8 @@
 """Result rows of queries with the same columns: written once, with the set of queries that each row belongs to.
 
 Contract.  Queries share a writer if they emit the same columns, of the same values, at the same node of a tree: then a
-tuple is the same row for each of them.  Every query has an entry of its own for the shared file, with its bit and its
+tuple is the same row for each of them.  Those that make groups of these rows must make the same
+(`shared_groups.py`).  Every query has an entry of its own for the shared file, with its bit and its
 number of rows; the file has the rows of their union.  Where every row belongs to all queries, as of two equal ones
 under two names, the file has no sets, and each query's entry says: all rows.
 
@@ -15,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from plait.errors import QueryError
-from plait.kernels import U64
+from plait.kernels import I64, U64
 from plait.kernels.sets import members_in, weights_in, within
 from plait.query.plan import Emit, Plan
 from plait.query.store import SET
@@ -39,15 +41,18 @@ SHARED = "shared"
 def alike(plan: Plan, kept: Set[str]) -> list[tuple[str, ...]]:
     """Queries that can share result files, of those whose rows are `kept`; a query alone is in none of the groups."""
     group: dict[str, list[str]] = {}
+    kinds: dict[tuple[object, ...], int] = {}
+    kind: dict[str, int] = {}
+    for query in plan.queries:
+        # A user's own column could be called like one of the sets.
+        if query.name in kept and not any(name.lower().startswith(SET) for name, _ in query.columns):
+            kind[query.name] = kinds.setdefault((query.columns, query.grouping), len(kinds))
     for emits in _emits(plan):
         same: dict[tuple[object, ...], str] = {}
         for emit in emits:
-            query = plan.query_by_name[emit.query]
-            # A user's own column could be called like one of the sets.
-            named = any(name.lower().startswith(SET) for name, _ in query.columns)
-            if emit.query not in kept or query.grouping is not None or named:
+            if emit.query not in kind:
                 continue
-            first = same.setdefault((query.columns, emit.columns, emit.values), emit.query)
+            first = same.setdefault((kind[emit.query], emit.columns, emit.values), emit.query)
             mine, other = (group.setdefault(name, [name]) for name in (first, emit.query))
             if mine is not other:
                 mine += other
@@ -60,6 +65,13 @@ def _emits(plan: Plan) -> Iterator[tuple[Emit, ...]]:
         yield tree.emits
         for top in tree.nodes:
             yield from (node.emits for node in top.walk())
+
+
+def of_emits(emits: Sequence[Emit], partial: Partial) -> Partial:
+    """The tuples of a chunk that belong to some of these queries."""
+    if partial.sets is None:
+        return partial
+    return partial.of_members(as_words(sum(1 << emit.member for emit in emits), partial.sets.shape[1]))
 
 
 class SharedWriter:
@@ -92,9 +104,7 @@ class SharedWriter:
 
     def write(self, emits: Sequence[Emit], partial: Partial) -> None:
         """A chunk of results that are the same rows for all of these queries, one emit for each."""
-        if partial.sets is not None:
-            everyone = as_words(sum(1 << emit.member for emit in emits), partial.sets.shape[1])
-            partial = partial.of_members(everyone)
+        partial = of_emits(emits, partial)
         if not len(partial.hashes):
             return
         table = pa.table(self._computed(emits, partial), names=list(self._columns))
@@ -173,12 +183,26 @@ class SharedWriter:
             writer.abandon()
 
 
+class Shared(Protocol):
+    """Takes rows for several queries: `SharedWriter`, or `shared_groups.SharedGroupWriter`."""
+
+    rows: I64
+    """Of each query so far, by its place."""
+    place: dict[str, int]
+
+    def write(self, emits: Sequence[Emit], partial: Partial) -> None: ...
+
+    def close(self) -> dict[str, list[ResultFile]]: ...
+
+    def abandon(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Share:
     """What a shared writer is to one of its queries."""
 
     query: str
-    writer: SharedWriter
+    writer: Shared
 
     @property
     def rows(self) -> int:
@@ -194,22 +218,12 @@ class Share:
         self.writer.abandon()
 
 
-def shares(plan: Plan, kept: Set[str], apart: Set[str], results: Files, sync: bool) -> dict[str, Share]:
-    """By query what it shares; a query that shares with nobody is left out."""
-    found: dict[str, Share] = {}
-    for queries in alike(plan, kept):
-        columns = [name for name, _ in plan.query_by_name[queries[0]].columns]
-        writer = SharedWriter(queries, columns, results, sync, apart)
-        found |= {query: Share(query, writer) for query in queries}
-    return found
-
-
 def write_shared(emits: Sequence[tuple[Share, Emit]], partial: Partial) -> None:
     """A chunk of results, each row once for all queries that share it.
 
     A query that drives by two aliases may emit twice at a node: these are different results.
     """
-    rounds: dict[tuple[object, ...], tuple[SharedWriter, list[Emit]]] = {}
+    rounds: dict[tuple[object, ...], tuple[Shared, list[Emit]]] = {}
     again: dict[str, int] = {}
     for share, emit in emits:
         number = again[emit.query] = again.get(emit.query, 0) + 1

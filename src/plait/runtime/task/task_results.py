@@ -1,7 +1,7 @@
 """The results of one task: which writer complete tuples go to.
 
-Queries whose rows are kept and have the same columns share a writer; those that are dropped are materialised once for
-all with the same columns, and counted for each; aggregates are grouped, query by query.
+Queries whose rows are kept and have the same columns share a writer, also those that make the same groups of them;
+those that are dropped are materialised once for all with the same columns, and counted for each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from plait.runtime.task.group_writer import GroupWriter
 from plait.runtime.task.notes import ResultNote
 from plait.runtime.task.partial import Partial
 from plait.runtime.task.result_writer import ResultWriter
-from plait.runtime.task.shared_results import Share, shares, write_shared
+from plait.runtime.task.shared_groups import SharedGroupWriter
+from plait.runtime.task.shared_results import Share, Shared, SharedWriter, alike, write_shared
 from plait.state.segments.sieve import as_words
 
 
@@ -51,8 +52,8 @@ class TaskResults:
                 if len(mine.hashes):
                     writer.write(emit, mine)
         write_shared(shared, partial)
-        for alike in dropped.values():
-            self._count(alike, partial)
+        for equal in dropped.values():
+            self._count(equal, partial)
 
     def _count(self, emits: Sequence[Emit], partial: Partial) -> None:
         """Rows that queries with the same columns drop are materialised once, and counted for each."""
@@ -69,8 +70,25 @@ class TaskResults:
 
     @cached_property
     def _shares(self) -> dict[str, Share]:
+        """By query what it shares; a query that shares with nobody is left out."""
+        found: dict[str, Share] = {}
+        for queries in alike(self.context.plan, self.context.kept):
+            writer = self._shared_writer(queries)
+            found |= {query: Share(query, writer) for query in queries}
+        return found
+
+    def _shared_writer(self, queries: Sequence[str]) -> Shared:
         context = self.context
-        return shares(context.plan, context.kept, context.apart, context.results, context.sync)
+        first = context.plan.query_by_name[queries[0]]
+        columns, results = [name for name, _ in first.columns], context.results
+        if first.grouping is None:
+            return SharedWriter(queries, columns, results, context.sync, context.apart)
+        return SharedGroupWriter(queries, columns, first.grouping, results, context.sync, self._group_bytes)
+
+    @property
+    def _group_bytes(self) -> int:
+        """Bytes of groups that a writer may hold."""
+        return self.context.memory // 16
 
     def _writer(self, name: str) -> ResultWriter | GroupWriter | Share:
         context = self.context
@@ -78,9 +96,11 @@ class TaskResults:
         columns = tuple(column for column, _ in query.columns)
         if name not in context.kept:
             return ResultWriter(name, columns, None, context.sync)
+        if (share := self._shares.get(name)) is not None:
+            return share
         if query.grouping is None:
-            return self._shares.get(name) or ResultWriter(name, columns, context.results, context.sync)
-        return GroupWriter(name, columns, query.grouping, context.results, context.sync, context.memory // 16)
+            return ResultWriter(name, columns, context.results, context.sync)
+        return GroupWriter(name, columns, query.grouping, context.results, context.sync, self._group_bytes)
 
     def close(self) -> Iterator[ResultNote]:
         """Finishes the files, and tells of them."""
