@@ -24,6 +24,7 @@ from plait.query.store import NO_KEY, IngestEdge, key_of, watermark_ms
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.mirs import CannotKeep, Joins, Keep, keeps_of, with_mirs
 from plait.share.planner import Planner
+from plait.share.regroup import eager_owner, owner_of
 from plait.share.retention import complete_us, keep_us, with_ttls
 from plait.share.steps import FirstLook
 from plait.share.store_choice import StoreKey, chosen, searched_instead, stored_by
@@ -89,13 +90,17 @@ def _allocated(
     *,
     apart: bool,
     graphs: Mapping[str, JoinGraph] | None = None,
+    owners: Mapping[str, str] | None = None,
 ) -> Admitted:
     """Stores for all queries of a catalog; those that wait for nothing any more become live.
 
-    `graphs` are the joins with the keys by which they are stored, where these are decided already.
+    `graphs` are the joins with the keys by which they are stored, where these are decided already; `owners` are the
+    groups of joins, None: those that they are in.
     """
     epoch = live.epoch + 1
     graphs = graphs or _stored(catalog, asked, live)
+    if owners is None:
+        owners = {} if apart else _owners(catalog, asked, graphs)
     wanted: dict[str, Wanted] = {}
     for name, entry in catalog.queries.items():
         definition = asked.definitions[name]
@@ -108,6 +113,8 @@ def _allocated(
                 one_floor=definition.one_floor,
                 live=entry.live_since is not None,
                 stores=frozenset(store for of in entry.stores.get(join, {}).values() for store in of),
+                by_alias={alias: frozenset(of) for alias, of in entry.stores.get(join, {}).items()},
+                owner=owners.get(join, ""),
             )
     allocation = allocate(
         catalog.layout.without(asked.anew),
@@ -134,6 +141,33 @@ def _allocated(
     if catalog != before:
         catalog = replace(catalog, version=before.version + 1)
     return Admitted(catalog, allocation, graphs)
+
+
+def _owners(catalog: Catalog, asked: Asked, graphs: Mapping[str, JoinGraph]) -> dict[str, str]:
+    """The group of every join: by the stores that it has, or, of a new one, by those of its like."""
+    known = catalog.layout.store_by_id
+    found: dict[str, str] = {}
+    new: list[str] = []
+    for entry in catalog.queries.values():
+        for join in entry.joins:
+            ids = [id for of in entry.stores.get(join, {}).values() for id in of]
+            there = [known[id] for id in ids if id in known and known[id].relation not in asked.tables]
+            if there:
+                found[join] = owner_of(there)
+            elif entry.floors.get(join) is None:
+                new.append(join)
+    running = {join: (graphs[join], owner) for join, owner in found.items()}
+    return found | {join: eager_owner(graphs[join], running) for join in new}
+
+
+def _regrouped(now: Admitted, asked: Asked, live: LiveState, policy: str, owners: Mapping[str, str]) -> Admitted | None:
+    """With joins in these groups, whose stores begin to be filled, or are used by now; None if that cannot be."""
+    found = _allocated(now.catalog, now.catalog, asked, live, policy, apart=False, owners=owners)
+    waits = found.allocation.waiting - now.allocation.waiting
+    loads = any(s.relation in asked.tables and s.since == live.epoch + 1 for s in found.allocation.layout.stores)
+    if waits or loads or found.allocation.floors != now.allocation.floors:
+        return None
+    return found
 
 
 def _stored(catalog: Catalog, asked: Asked, live: LiveState) -> dict[str, JoinGraph]:
@@ -266,7 +300,17 @@ def _stores_of(allocation: Allocation, join: str) -> dict[str, list[str]]:
     for (name, alias, _), store in allocation.stores.items():
         if name == join:
             found.setdefault(alias, []).append(store)
+    for (name, alias), to_come in allocation.prepared.items():
+        if name == join:
+            found.setdefault(alias, []).extend(store for store in to_come if store not in found.get(alias, ()))
     return found
+
+
+def _all_stores(now: Admitted, entry: QueryEntry) -> frozenset[str]:
+    """What the joins of a query look up, and the MIRs that are kept for them."""
+    found = {store for of in entry.stores.values() for stores in of.values() for store in stores}
+    mirs = ((store.id, store.mir) for store in now.catalog.layout.mirs)
+    return frozenset(found | {id for id, mir in mirs if mir and any(use.query in entry.joins for use in mir.uses)})
 
 
 def history(live: LiveState) -> dict[str, StoreHistory]:
@@ -365,6 +409,8 @@ class Admission:
     """None before `begin`."""
     stores_judged: bool = False
     """Whether it was asked, after a first period, which stores are worth keeping."""
+    refused: Mapping[str, str] | None = None
+    """Groups that no stores could be allocated for."""
 
     @property
     def version(self) -> int:
@@ -375,7 +421,9 @@ class Admission:
     def catalog_in_force(self) -> CatalogInForce:
         """The catalog, as far as epochs and reports must know it."""
         queries = {
-            shown(q.id): QueryStatus(q.status, q.live_since, q.joins, q.floors)
+            shown(q.id): QueryStatus(
+                q.status, q.live_since, q.joins, q.floors, stores=_all_stores(self.now, q), budget=q.budget
+            )
             for q in self.now.catalog.queries.values()
         }
         return CatalogInForce(self.version, self.now.catalog.layout.builds, queries)
@@ -395,6 +443,12 @@ class Admission:
         self.now, self.planner, self.in_force = now, planner, _in_force(now, planner)
         return planner
 
+    def as_if_built(self, live: LiveState) -> Admission:
+        """The same once all of its builds are complete."""
+        done = {build.store for build in self.now.catalog.layout.builds}
+        now = _completed(self.now, self.asked, done, live, self.policy) if done else self.now
+        return Admission(self.checkpoint, self.config, self.asked, now, self.policy, self.planner)
+
     def put(self, before: Catalog) -> None:
         """Makes the catalog durable, if it is a new version."""
         self._put(before, self.now.catalog)
@@ -404,7 +458,7 @@ class Admission:
             catalogs.put(self.checkpoint.files, catalog.version, catalog.to_json())
 
     def after(self, live: LiveState) -> Planner | None:
-        """Queries whose stores are built become live, and MIRs come and go as the planner wishes.
+        """Queries whose stores are built become live, and MIRs and groups come and go as the planner wishes.
 
         None if nothing changes but what the planner has learnt.
         """
@@ -412,12 +466,15 @@ class Admission:
             build.store for build in self.now.catalog.layout.builds if live.builds.get(build.store, 0) >= KEY_GROUPS
         }
         wishes = None if self.planner is None else self.planner.wishes
-        fewer = None if done or wishes is not None else self._fewer_stores(live)
-        if not done and wishes is None and fewer is None:
+        moves = self._moves(done)
+        fewer = None if done or wishes is not None or moves is not None else self._fewer_stores(live)
+        if not done and wishes is None and moves is None and fewer is None:
             if self.planner is not None:
                 self.in_force = _in_force(self.now, self.planner)
             return None
         now = _completed(self.now, self.asked, done, live, self.policy) if done else fewer or self.now
+        if moves is not None:
+            now = self._regrouped(now, live, moves)
         if wishes is not None:
             now = _keeping(now, self.asked, wishes, live.epoch + 1)
         self.checkpoint.check_fence()
@@ -431,3 +488,28 @@ class Admission:
             return None
         self.stores_judged = True
         return _thinned(self.now, self.asked, live, self.policy, self.planner)
+
+    def _moves(self, done: set[str]) -> Mapping[str, str] | None:
+        """Groups for which stores must be allocated anew: others than before, or stores that are filled by now."""
+        if self.planner is None or self.config.sharing == "independent":
+            return None
+        wanted, there = self.planner.grouped.owners, self.now.allocation.owners
+        running = {join: owner for join, owner in there.items() if join in self.planner.graphs}
+        filled = any(not done.isdisjoint(stores) for stores in self.now.allocation.prepared.values())
+        if not filled and (wanted == running or wanted == self.refused):
+            return None
+        return {**{join: owner for join, owner in there.items() if join not in self.planner.graphs}, **wanted}
+
+    def _regrouped(self, now: Admitted, live: LiveState, owners: Mapping[str, str]) -> Admitted:
+        """Other groups cost or save time only: where they cannot be, everything stays as it is."""
+        assert self.planner is not None
+        try:
+            found = _regrouped(now, self.asked, live, self.policy, owners)
+        except Exception as error:
+            self.planner.failures += 1
+            self.planner.said = f"groups are kept: stores could not be allocated ({type(error).__name__}: {error})"
+            found = None
+        if found is None:
+            self.refused = self.planner.grouped.owners
+            return now
+        return found

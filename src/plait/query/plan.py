@@ -252,6 +252,8 @@ class SampleWish:
     filters: tuple[int, ...]
     own: str
     stores: tuple[tuple[str, tuple[int, ...], bool], ...]
+    sets: tuple[tuple[str, bool], ...] = ()
+    """(store, whether it sees this epoch) where query sets are sampled too: those of all groups of the structure."""
 
 
 @dataclass(frozen=True, slots=True)

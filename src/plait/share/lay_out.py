@@ -110,11 +110,14 @@ def _store(
 ) -> Store:
     filters = reads.filters[relation.name]
     admitted = tuple(f.id for f in filters)
+    # What is copied from it stays until it is copied: columns, bits, and rows that nobody else could reach.
+    copies = [found.drafts[build.store] for build in builds if build.source == draft.id]
+    needs = [need for user in (draft, *copies) for need in user.needs]
     if draft.key == NO_KEY:
         names = {name for name, _ in relation.columns}
     elif draft.needs and draft.owner:
-        names = {column for need in draft.needs for column in need.columns}
-        admitted = tuple(id for id in admitted if id in {need.filter.id for need in draft.needs})
+        names = {column for need in needs for column in need.columns}
+        admitted = tuple(id for id in admitted if id in {need.filter.id for need in needs})
     elif draft.needs:
         names = set(reads.needed[relation.name])
     else:
@@ -123,8 +126,7 @@ def _store(
         names = {column.name for column in draft.before.columns}
     before = draft.before
     # What is being copied must not expire before those who wait for it could let it go.
-    copies = [found.drafts[build.store] for build in builds if build.source == draft.id]
-    mine = [need.reach for user in (draft, *copies) for need in user.needs]
+    mine = [need.reach for need in needs]
     reach = _reaches([*mine, *(() if draft.needs or before is None else before.reach)])
     kept = None if any(r.keep_us is None for r in reach) else max(r.keep_us for r in reach if r.keep_us is not None)
     # Segments of rows that are kept for ever know their event times too: a window leaves the others out.
@@ -139,7 +141,7 @@ def _store(
     source = draft.source or before
     past = source.eras if source is not None else ()
     # New filters that can be told from what rows of an era have are filters of that era.
-    told = [tuple(f.id for f in filters if found.admits(relation.name, era, f)) for era in past]
+    told = [tuple(f.id for f in filters if f.id in admitted and found.admits(relation.name, era, f)) for era in past]
     past = tuple(replace(era, filters=ids) for era, ids in zip(past, told, strict=True))
     own = frozenset(source.key.columns) if draft.source is not None and source is not None else frozenset()
     known = reads.columns.get(relation.name, {})

@@ -48,8 +48,17 @@ class EpochTask:
     """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
     arriving: Mapping[int, float] = field(default_factory=dict)
     """Which share of its keys got as far as a node, in the epoch before."""
+    left_out: frozenset[str] = frozenset()
+    """Joins of which no rows are wanted: their query has failed, and nobody has resumed it."""
+    most_rows: Mapping[str, int] = field(default_factory=dict)
+    """By join the rows of an epoch beyond which its query is parked, where there is a limit."""
+    most_bytes: int = 0
+    """Bytes of rows that can be kept for a parked query."""
     copies: tuple[Copy, ...] = ()
     """What is copied from one store to another in this epoch."""
+
+    passes: str | None = None
+    """Where tasks tell how far they are with a first pass over state; None: nowhere."""
 
     @property
     def tasks(self) -> int:
@@ -72,4 +81,7 @@ class EpochTask:
 
     def filters_of(self, store: str) -> tuple[Filter, ...]:
         """The filters whose bits rows of a store carry."""
-        return self.plan.store_by_id[store].filters(self.plan.input_by_relation)
+        of = self.plan.store_by_id[store]
+        found = of.filters(self.plan.input_by_relation)
+        # Those of others mean nothing to a store of a group: its rows need not pass them.
+        return found if not of.owner or not of.eras else tuple(f for f in found if f.id in of.eras[-1].filters)

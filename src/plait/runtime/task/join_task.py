@@ -28,11 +28,20 @@ from plait.runtime.task.exchange import Inbox, Outbox, merged
 from plait.runtime.task.feeding import fed, sets_of
 from plait.runtime.task.frames import Frame, arrived
 from plait.runtime.task.load import ARRIVED_NS, Load
-from plait.runtime.task.notes import KeysNote, LoadNote, SampleNote, SegmentNote, WorkNote, read_note
+from plait.runtime.task.notes import (
+    KeysNote,
+    LoadNote,
+    SampleNote,
+    SegmentNote,
+    SetsNote,
+    WorkNote,
+    read_note,
+)
 from plait.runtime.task.partial import Partial, Slot
+from plait.runtime.task.pass_report import PassReport
 from plait.runtime.task.passes import HashRange, passes_for, reads_at
 from plait.runtime.task.prober import Prober, Span
-from plait.runtime.task.sampling import front, key_count, passing, sampled, smallest
+from plait.runtime.task.sampling import front, key_count, passing, sampled, set_sample, smallest
 from plait.runtime.task.task_results import TaskResults
 from plait.runtime.task.timer import Timer
 from plait.runtime.task.upkeep import copy, merge
@@ -88,6 +97,7 @@ class Work:
         )
         self._mine: dict[str, list[SegmentInfo]] = {}
         self._opened: dict[str, Segment] = {}
+        self._told = PassReport()
         self._range: HashRange | None = None
         self._dense: frozenset[str] = frozenset()
         self._loaded: dict[str, View] = {}
@@ -312,13 +322,18 @@ class Work:
 
         Those of a slice's range of hashes: they see the rows of tables that come with it.
         """
-        for tree in self.context.plan.trees:
-            for table in () if tree.replays is None else self._resting(tree, tree.replays, hashes):
+        trees = [(tree, tree.replays) for tree in self.context.plan.trees if tree.replays is not None]
+        for number, (tree, replay) in enumerate(trees):
+            for done, table in self._resting(tree, replay, hashes):
                 self.drive(tree, table)
                 reached("task.replay", self.context.epoch)
+                self._told.tell(self.context, self.task, hashes, (number + done) / len(trees))
 
-    def _resting(self, tree: ProbeTree, replay: Replay, hashes: HashRange) -> Iterator[pa.Table]:
-        """Rows of a store that a query sees, in a range of hashes, some at a time, sorted by hash, as if travelled."""
+    def _resting(self, tree: ProbeTree, replay: Replay, hashes: HashRange) -> Iterator[tuple[float, pa.Table]]:
+        """Rows of a store that a query sees, in a range of hashes, some at a time, sorted by hash, as if travelled.
+
+        With each part, which share of the range is through with it.
+        """
         store = self.context.plan.store_by_id[replay.store]
         low, high = hashes
         floor = min(seen.floor or 0 for seen in tree.seen)
@@ -331,7 +346,7 @@ class Work:
         parts = max(1, math.ceil(rows * width / max(1, self.inbox_bytes)))
         bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
         sieve = self.prober.sieve(tree.seen, tree.width)
-        for begin, end in pairwise(bounds):
+        for number, (begin, end) in enumerate(pairwise(bounds)):
             pieces = []
             for view in views:
                 found, part = view.run.between(begin, end)
@@ -346,7 +361,8 @@ class Work:
             if pieces:
                 run = together(pieces)
                 called = [name if name.startswith(SET) else f"0.{name}" for name in run.table.column_names]
-                yield pa.table([pa.array(run.hashes), *run.table.columns], names=[HASH, *called])
+                whole = pa.table([pa.array(run.hashes), *run.table.columns], names=[HASH, *called])
+                yield (number + 1) / parts, whole
 
     def _held(self, table: pa.Table, store: Store, replay: Replay) -> Flags:
         """The rows that the query itself would hold."""
@@ -418,11 +434,29 @@ class Work:
             runs = [self.runs_of(store, sees) for store, _, sees in asked]
             found = sampled(wish.edge, wish.filters, keys, tuples, stores, runs)
             self.outbox.note(self.task, SampleNote(found))
+        self._sample_sets(tables)
         _, groups = self.context.groups(self.task)
         # Of runs that another number of tasks has written, only what this task owns.
         fronts = {s.id: [front(run.hashes, groups) for run in self.runs_of(s.id, True)] for s in plan.stores}
         counts = {store: key_count(runs, groups / KEY_GROUPS) for store, runs in fronts.items()}
         self.outbox.note(self.task, KeysNote(counts))
+
+    def _sample_sets(self, tables: Mapping[int, pa.Table]) -> None:
+        """Which query sets new rows have, and the rows that they meet."""
+        plan, share = self.context.plan, self.context.groups(self.task)[1] / KEY_GROUPS
+        filters = {i.relation: tuple(f.id for f in i.filters) for i in plan.inputs}
+        relation = {edge.id: i.relation for i in plan.inputs for edge in i.edges}
+        wanted: dict[int, dict[tuple[str, bool], None]] = {}
+        for wish in plan.samples:
+            if wish.sets and wish.edge in tables and wish.edge in self.context.sampled:
+                wanted.setdefault(wish.edge, {}).update(dict.fromkeys(wish.sets))
+        for edge, stores in wanted.items():
+            rows = tables[edge]
+            view = self._view_of_new(relation[edge], MemoryRun(rows.column(HASH).to_numpy(), rows))
+            met = [(s, filters[plan.store_by_id[s].relation], self.runs_of(s, sees)) for s, sees in stores]
+            found = set_sample(edge, view, share, filters[relation[edge]], met)
+            if found is not None:
+                self.outbox.note(self.task, SetsNote(found))
 
     def _open(self, info: SegmentInfo) -> Segment:
         found = self._opened.get(info.path)
