@@ -6,7 +6,7 @@ All of it runs on `plait.testing.LocalEngine`: the code of Spark's tasks and of 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from plait.query.graph import Equality, Window
 from plait.query.plan import Node, Plan
 from plait.query.relation import Relation
 from plait.runtime.task import join_task, prober
-from plait.runtime.task.passes import Passes
+from plait.runtime.task.passes import Passes, Reads
 from plait.share.probe_trees import build_plan
 from plait.state.segments import keys
 from plait.testing import Clock, LocalEngine, state_tables
@@ -62,8 +62,12 @@ def test_oracle_every_epochs_results_are_those_of_the_batch_join(case: Case) -> 
 def test_oracle_rows_do_not_depend_on_which_stores_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small stores are asked about all tuples that would go to them.
     monkeypatch.setattr(prober, "FEWEST_ASKED", 1)
+
     # Every hop in three passes, each with the rows of its range only.
-    monkeypatch.setattr(join_task, "passes_for", lambda reads, _: Passes(3, frozenset(reads)))
+    def passes(reads: Mapping[str, Reads], _: int) -> Passes:
+        return Passes(3, frozenset(store for store, mine in reads.items() if mine.blocks))
+
+    monkeypatch.setattr(join_task, "passes_for", passes)
     left_out = searches = 0
 
     def counted(plan: Plan) -> Plan:

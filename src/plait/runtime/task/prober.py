@@ -32,7 +32,7 @@ from plait.runtime.task.judge import Judge
 from plait.runtime.task.load import LOOKUP_NS, TUPLE_NS, Load
 from plait.runtime.task.partial import Partial
 from plait.state.segments.keys import hash_key, homogeneous, null_rows, same_keys
-from plait.state.segments.segment import SegmentInfo, microseconds
+from plait.state.segments.segment import microseconds
 from plait.state.segments.sieve import Sieve, as_words
 from plait.state.segments.view import View
 
