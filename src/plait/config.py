@@ -37,7 +37,8 @@ DRIVER_POLICIES = (
 )
 COST_MODELS = ("engine", "recursive")
 COST_VARIANTS = ("full", "query_cost_only", "match_cost_only", "no_smoothing")
-SHARING = ("independent", "naive", "ilp")
+SHARING = ("independent", "naive", "ilp", "auto")
+GROUPS = ("auto", "one")
 STORES = ("auto", "all")
 
 
@@ -78,11 +79,22 @@ class Config:
     sharing: str = "naive"
     """What several queries have in common.  `independent`: nothing; each has stores, trees and result files of its own.
     `naive`: probe orders are chosen for each join structure by itself, and queries share stores and what their
-    orders have in common.  `ilp`: orders are chosen together, so that they have more in common (paper 001)."""
+    orders have in common.  `ilp`: orders are chosen together, so that they have more in common (paper 001).  `auto`:
+    the same while the integer program answers within `sharing_seconds`, and by iterative dynamic programming (paper
+    004) beyond."""
 
-    stores: str = "all"
+    groups: str = "one"
+    """Whether queries of one structure may run apart.  `one`: all of them share everything.  `auto`: in groups, by what
+    sampled rows say sharing costs and saves (paper 004)."""
+
+    regroup_share: float = 0.5
+    """The share of the queries that may come or go before groups, and the incremental optimiser's orders, are
+    computed from scratch instead of being adapted."""
+
+    stores: str = "auto"
     """By which keys streams are stored.  `all`: by every key that any probe order might use.  `auto`: without those for
-    which a wider key stands, as far as probe orders can do without; a live query never gets them back."""
+    which a wider key stands, as far as probe orders can do without; and, from the end of the first period on, without
+    those that cost more than searching another store of the stream.  A live query never gets them back."""
 
     sharing_seconds: float = 0.5
     """What choosing orders together may take each time; the best that is found by then is used."""
@@ -166,6 +178,7 @@ class Config:
             ("cost_variant", COST_VARIANTS),
             ("sharing", SHARING),
             ("stores", STORES),
+            ("groups", GROUPS),
             ("on_missing_query", ("refuse", "drop")),
             ("on_query_error", ("auto", "park", "stop")),
         )
@@ -180,6 +193,7 @@ class Config:
         _in_range("replan_seconds", self.replan_seconds, 0, float("inf"), optional=True)
         _in_range("replan_gain", self.replan_gain, 0, 1)
         _in_range("sharing_seconds", self.sharing_seconds, 0, 3600)
+        _in_range("regroup_share", self.regroup_share, 0, 1)
         _in_range("history_periods", self.history_periods, 1, 100_000)
         _in_range("fan_in", self.fan_in, 2, 64)
         _in_range("chunk_rows", self.chunk_rows, 1, 1 << 26)

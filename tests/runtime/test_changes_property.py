@@ -70,8 +70,15 @@ class Living:
 class Changing:
     """An engine whose queries change, on one checkpoint; `restart` opens it anew with others."""
 
-    def __init__(self, directory: str, case: Case, choose: random.Random, keep: Mapping[str, str]) -> None:
-        self.directory, self.case, self.choose = directory, case, choose
+    def __init__(
+        self,
+        directory: str,
+        case: Case,
+        choose: random.Random,
+        keep: Mapping[str, str],
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.directory, self.case, self.choose, self.config = directory, case, choose, config or {}
         self.relations = {n: replace(r, keep=keep[n]) for n, r in case.relations.items()}
         self.graphs = {name: _evaluable(graph, case.predicates) for name, graph in case.graphs.items()}
         self.clock = Clock()
@@ -85,7 +92,8 @@ class Changing:
         """Opens the checkpoint with these queries, by name: (query of the case, since)."""
         self.close()
         self.asked = queries, config
-        settings = Config(**{"tasks": 1, "sync": False, "max_future": None, "gc_grace_seconds": 0.0, **config})
+        fixed = {"tasks": 1, "sync": False, "max_future": None, "gc_grace_seconds": 0.0}
+        settings = Config(**{**fixed, **config, **self.config})
         with Checkpoint(self.directory, settings) as opened:
             found = catalogs.newest(opened.files)
             before = Catalog() if found is None else Catalog.from_json(found)
@@ -288,7 +296,7 @@ def in_order(case: Case, seed: int) -> Case:
     return replace(case, relations=relations, arrivals=arrivals)
 
 
-def check(case: Case, seed: int, since: Sequence[str] = SINCE, kills: float = 0.3) -> int:
+def check(case: Case, seed: int, since: Sequence[str] = SINCE, kills: float = 0.3, **config: Any) -> int:
     """Runs a case, changing its queries between epochs; after every epoch each query's rows are the oracle's.
 
     Some epochs are killed on the way, and done again; how many is what it returns.
@@ -298,7 +306,7 @@ def check(case: Case, seed: int, since: Sequence[str] = SINCE, kills: float = 0.
     with tempfile.TemporaryDirectory(prefix="plait-changes-") as directory, Oracle() as oracle:
         empty = {n: _born(stamped(s.empty_table(), 0), 0) for n, s in case.schemas.items()}
         oracle.load(empty)
-        changing = Changing(directory, case, choose, keep)
+        changing = Changing(directory, case, choose, keep, config)
         living: dict[str, Living] = {}
         past = Past()
         try:

@@ -8,9 +8,10 @@ from typing import get_args
 import pytest
 
 from plait.errors import CorruptionError
-from plait.query.observed import Driven, EdgeCount, Sample
+from plait.query.observed import Driven, EdgeCount, Sample, SetSample
 from plait.runtime.task.notes import (
     CopyNote,
+    FailedNote,
     KeysNote,
     LoadNote,
     MergeNote,
@@ -18,6 +19,7 @@ from plait.runtime.task.notes import (
     ResultNote,
     SampleNote,
     SegmentNote,
+    SetsNote,
     SourceNote,
     WorkNote,
     read_note,
@@ -39,8 +41,10 @@ NOTES: list[Note] = [
     MergeNote("a[k]", (INFO,), ("ab/old.arrow",), written=100, let_go=-1),
     CopyNote("a[m]", (INFO, INFO), let_go=2),
     ResultNote("q", 4, (FILE,)),
+    FailedNote("q", "DIVIDE_BY_ZERO", "column 'x' cannot be computed", "correct the rows", 4),
     WorkNote({12: EdgeCount(lookups=3, gallop=0.5)}, {"a": Driven(0.25, 4)}, {"probe": 0.5}, Meter(blocks_read=2)),
     SampleNote(Sample(1, (), (("a[k]", ()), ("b[k]", (1, 2))), {3: [2, 5, 0]}, 9)),
+    SetsNote(SetSample(1, 2**64 - 1, 12.5, (3, 4), ((7, 1 << 70, 2.5),), (("b[k]", (5,), ((7, 1, 1.0),)),))),
     KeysNote({"a[k]": 50.0}),
     LoadNote(341, (0, 12, 5000000000)),
 ]

@@ -15,7 +15,8 @@ from plait.query.graph import JoinGraph
 from plait.query.plan import Plan
 from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
-from plait.share.together import InForce, together
+from plait.share.step_cost import Probe, Standing
+from plait.share.together import InForce, Memory, RunningCost, together
 from plait.testing import LocalEngine
 from tests.share.streams import joined, rows, streams
 
@@ -70,10 +71,46 @@ def test_without_time_there_are_orders_all_the_same() -> None:
         }
 
 
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_tuples_are_never_sent_where_they_carry_no_key_not_even_within_one_task(tasks: int) -> None:
+    cost = RunningCost(Coefficients(), parallelism=tasks)
+    routed, broadcast = (
+        cost.step(Probe(1, 1e6, 1e6, 1e6, routed, frozenset("k"), None), Standing()) for routed in (True, False)
+    )
+    # As many tuples would find as many rows; but no plan can make that probe.
+    assert broadcast.cost > 10 * routed.cost
+
+
 def test_a_setting_that_is_not_known_lists_those_that_are() -> None:
     with pytest.raises(ConfigError) as told:
         Config(sharing="everything")
     assert "naive, ilp" in f"{told.value.remedy}"
+
+
+def test_auto_takes_the_program_while_it_answers_in_time() -> None:
+    orders = {n: fixed(g) for n, g in ALONE.items()}
+    program = together(ALONE, {}, InForce(orders), Coefficients(), seconds=10)
+    auto = together(ALONE, {}, InForce(orders), Coefficients(), seconds=10, memory=Memory())
+    assert (auto.orders, auto.cost, auto.reasons) == (program.orders, program.cost, ())
+    assert auto.memory is not None
+    assert set(auto.memory.decided.queries) == set(ALONE)
+    assert not auto.memory.too_hard
+
+
+def test_auto_takes_the_incremental_optimiser_beyond_and_asks_the_program_again_for_other_queries() -> None:
+    orders = {n: fixed(g) for n, g in ALONE.items()}
+    late = together(ALONE, {}, InForce(orders), Coefficients(), seconds=0.0, memory=Memory())
+    assert late.memory is not None
+    assert set(late.memory.too_hard) == set(ALONE)
+    again = together(ALONE, {}, InForce(orders), Coefficients(), seconds=10, memory=late.memory)
+    assert again.cost <= late.cost * (1 + 1e-9)
+    assert again.memory is not None
+    assert set(again.memory.too_hard) == set(ALONE)
+    assert any("incremental" in reason for reason in again.reasons)
+    few = dict(list(ALONE.items())[:1])
+    other = together(few, {}, InForce({n: orders[n] for n in few}), Coefficients(), seconds=10, memory=again.memory)
+    assert other.memory is not None
+    assert not other.memory.too_hard
 
 
 def run(tmp_path: Path, sharing: str) -> Planner:
@@ -95,6 +132,8 @@ def run(tmp_path: Path, sharing: str) -> Planner:
 
 
 def test_an_engine_with_shared_orders_gives_the_same_rows_with_fewer_probes(tmp_path: Path) -> None:
-    naive, ilp = run(tmp_path / "naive", "naive"), run(tmp_path / "ilp", "ilp")
-    assert ilp.failures == 0
-    assert probes(ilp.plan) < probes(naive.plan)
+    naive = run(tmp_path / "naive", "naive")
+    for sharing in ("ilp", "auto"):
+        planner = run(tmp_path / sharing, sharing)
+        assert planner.failures == 0
+        assert probes(planner.plan) < probes(naive.plan)

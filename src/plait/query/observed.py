@@ -111,6 +111,53 @@ class Sample:
         return Sample(value["edge"], tuple(value["filters"]), stores, patterns, value["tuples"])
 
 
+SetRow = tuple[int, int, float]
+"""(hash of the key, query set, rows): alike rows counted together."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetSample:
+    """Query sets of rows with the smallest new keys of an ingest edge: of those that arrive, and of those they meet.
+
+    Of keys up to hash `limit` all rows are there.  Bit i of a set is filter `filters[i]`.
+    """
+
+    edge: int
+    limit: int
+    arrived: float
+    """Rows that arrived on the edge, sampled or not, in all tasks."""
+    filters: tuple[int, ...]
+    rows: tuple[SetRow, ...]
+    met: tuple[tuple[str, tuple[int, ...], tuple[SetRow, ...]], ...]
+    """(store, filters, rows at these keys)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value; `from_json` gives the sample back."""
+        return {
+            "edge": self.edge,
+            "limit": self.limit,
+            "arrived": self.arrived,
+            "filters": list(self.filters),
+            "rows": _sets_to_json(self.rows),
+            "met": [[store, list(filters), _sets_to_json(rows)] for store, filters, rows in self.met],
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> SetSample:
+        """The inverse of `to_json`."""
+        met = tuple((store, tuple(filters), _sets_from_json(rows)) for store, filters, rows in value["met"])
+        filters, rows = tuple(value["filters"]), _sets_from_json(value["rows"])
+        return SetSample(value["edge"], value["limit"], value["arrived"], filters, rows, met)
+
+
+def _sets_to_json(rows: tuple[SetRow, ...]) -> list[Any]:
+    return [[key, f"{found:x}", count] for key, found, count in rows]
+
+
+def _sets_from_json(rows: list[Any]) -> tuple[SetRow, ...]:
+    return tuple((key, int(found, 16), count) for key, found, count in rows)
+
+
 @dataclass(slots=True)
 class Observed:
     """One epoch as the optimiser sees it."""
@@ -121,6 +168,7 @@ class Observed:
     edges: dict[int, EdgeCount] = field(default_factory=dict)
     stores: dict[str, KeyCount] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    sets: list[SetSample] = field(default_factory=list)
     max_event_ms: dict[str, int] = field(default_factory=dict)
     """Per stream the latest event time so far, where it has one."""
     exchanged: bool = True

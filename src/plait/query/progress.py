@@ -7,11 +7,13 @@ report is made.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from plait.query.budget import Budget
 from plait.query.layout import Build
 from plait.query.observed import Driven, EdgeCount
 
@@ -53,6 +55,33 @@ class Estimate:
     mu_counted: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class GroupsReport:
+    """Who of the queries of one structure runs with whom, and what that is expected to cost per epoch, and why."""
+
+    streams: tuple[str, ...]
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    """(owner of stores, queries); the owner is empty where everything is shared."""
+    before_ns: float
+    """Of the groups before."""
+    after_ns: float
+    together_ns: float
+    """If all of them shared everything."""
+    apart_ns: float
+    """If each ran by itself."""
+    said: str
+
+    def __str__(self) -> str:
+        named = [f"{', '.join(queries)}" + (f" (stores of {owner})" if owner else "") for owner, queries in self.groups]
+        together, apart, before, after = (
+            f"{ns / 1e6:.3g}" for ns in (self.together_ns, self.apart_ns, self.before_ns, self.after_ns)
+        )
+        return (
+            f"{' ⋈ '.join(self.streams)}: {' | '.join(named)}: {after} ms an epoch instead of {before}; all together "
+            f"{together}, each alone {apart}; {self.said}"
+        )
+
+
 @dataclass(frozen=True)
 class OptimiserReport:
     """Why the plan is what it is.  It changes when a period ends."""
@@ -66,12 +95,16 @@ class OptimiserReport:
     estimates: tuple[Estimate, ...] = ()
     failures: int = 0
     """How often planning raised an error, and the plan was kept."""
+    groups: tuple[GroupsReport, ...] = ()
+    """By structure, where several queries have one and rows were sampled."""
 
     @cached_property
     def json(self) -> dict[str, Any]:
         """A JSON value; of a switch also its sentence."""
         switches = [{**asdict(switch), "text": str(switch)} for switch in self.switches]
-        return {**_shallow(self), "switches": switches, "estimates": [asdict(each) for each in self.estimates]}
+        groups = [{**asdict(group), "text": str(group)} for group in self.groups]
+        estimates = [asdict(each) for each in self.estimates]
+        return {**_shallow(self), "switches": switches, "estimates": estimates, "groups": groups}
 
 
 @dataclass(frozen=True)
@@ -113,6 +146,11 @@ class QueryStatus:
     """Why it is `parked` or `failed`."""
     missed_since: int | None = None
     """The first epoch that it has missed, if it is."""
+    stores: frozenset[str] = frozenset()
+    """That its joins use, or that are kept for it."""
+    budget: Budget = field(default_factory=Budget)
+    state_bytes: int = 0
+    """Its share of what they hold."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +167,28 @@ class CatalogInForce:
         """The joins of which an epoch is the first."""
         return tuple(join for query in self.queries.values() if query.live_since == epoch for join in query.joins)
 
+    def state_shares(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """By name of a query its share of the state: what n queries use counts one n-th for each of them.
+
+        `sizes` are by store, in bytes.  The shares of all queries add up to what their stores hold.
+        """
+        users = Counter(store for query in self.queries.values() for store in query.stores)
+        return {
+            name: sum(sizes.get(store, 0) / users[store] for store in sorted(query.stores))
+            for name, query in self.queries.items()
+        }
+
     @property
     def json(self) -> dict[str, Any]:
         """A JSON value: the version, and every query's status."""
         queries: dict[str, dict[str, Any]] = {}
         for name, query in self.queries.items():
-            queries[name] = {"status": query.status, "live_since": query.live_since, "floors": query.floors}
+            queries[name] = {
+                "status": query.status,
+                "live_since": query.live_since,
+                "floors": query.floors,
+                "state_bytes": query.state_bytes,
+            }
             if query.error is not None:
                 queries[name] |= {"error": query.error, "missed_since": query.missed_since}
         return {"version": self.version, "queries": queries}

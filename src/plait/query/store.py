@@ -239,7 +239,9 @@ class Store:
     """Whether it has, or had, rows that were let in by other filters than those of today."""
     mir: Mir | None = None
     owner: str = ""
-    """The only query that may use it, with `sharing="independent"`; empty: any."""
+    """The group of queries, or with `sharing="independent"` the only query, that may use it; empty: any."""
+    searched: tuple[Key, ...] = ()
+    """Other keys that it is looked up by, because there is no store by them: merged segments have indexes."""
 
     def filters(self, inputs: Mapping[str, Input]) -> tuple[Filter, ...]:
         """What lets rows in, given the inputs by relation."""

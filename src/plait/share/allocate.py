@@ -14,7 +14,7 @@ so plans may change, and never change an answer.  A store holds every column tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.query.graph import JoinGraph
 from plait.query.layout import Layout, StoreHistory
@@ -43,6 +43,10 @@ class Wanted:
     """Whether it is being run: it cannot wait for a store to be built."""
     stores: frozenset[str] = frozenset()
     """Those that it has used since its admission: what they have let expire it could not reach any more."""
+    by_alias: Mapping[str, frozenset[str]] | None = None
+    """The same, alias by alias: another alias may have used a store of the same stream that has other rows."""
+    owner: str = ""
+    """The group whose stores it uses, or goes over to once they are filled; empty: those of all."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,10 @@ class Allocation:
     waiting: frozenset[str] = frozenset()
     """Joins that wait for a build."""
     owners: Mapping[str, str] = field(default_factory=dict)
-    """By join its query, where no query shares anything with another; empty where they share."""
+    """By join the group that it shares trees with, or its query, where no query shares anything with another; joins
+    that share with all others are left out."""
+    prepared: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """By join and alias, stores that it goes over to once they are filled."""
 
 
 def allocate(
@@ -82,7 +89,7 @@ def allocate(
     With `apart`, every query has stores of its own (`sharing="independent"`); those that live keep what they have.
     """
     graphs = {name: w.graph for name, w in wanted.items()}
-    owners = {name: w.query for name, w in wanted.items()} if apart else {}
+    owners = {name: owner for name, w in wanted.items() if (owner := w.query if apart else w.owner)}
     relations = with_ttls(graphs, relations)
     begun = {
         name: max((floor for a, floor in w.floors.items() if w.graph.alias(a).relation not in tables), default=0)
@@ -106,6 +113,19 @@ def allocate(
         )
         for name, w in wanted.items()
     }
+    needs = {
+        name: [replace(need, mine=of.get(need.alias, frozenset())) for need in mine]
+        if (of := wanted[name].by_alias) is not None
+        else mine
+        for name, mine in needs.items()
+    }
+    if not apart:
+        # A table is there once, for all groups.
+        of_tables = {(name, a.name) for name, g in graphs.items() for a in g.aliases if a.relation in tables}
+        needs = {
+            name: [replace(need, owner="") if (name, need.alias) in of_tables else need for need in mine]
+            for name, mine in needs.items()
+        }
     floors = _floors(found, wanted, needs)
     stores: dict[tuple[str, str, tuple[str, ...]], str] = {}
     # Who lives does not wait for a build, nor who has no past: rows that come meanwhile would be lost to a query that
@@ -121,6 +141,13 @@ def allocate(
             asked = [need for need in mine if need.alias == alias]
             for need, store in zip(asked, found.use(asked, floor, waits), strict=True):
                 stores[name, alias, need.key.columns] = store
+    prepared = {
+        (name, alias): stores_to_come
+        for name, mine in needs.items()
+        if wanted[name].live and not apart
+        for alias, floor in floors[name].items()
+        if (stores_to_come := tuple(found.prepare([need for need in mine if need.alias == alias], floor)))
+    }
     for relation in relations.values():
         if relation.keep == "all" and relation.name not in tables:
             found.raw(relation, filters[relation.name])
@@ -137,6 +164,7 @@ def allocate(
         marks=marks,
         waiting=waiting,
         owners=owners,
+        prepared=prepared,
     )
 
 

@@ -32,7 +32,7 @@ class Draft:
     source: Store | None = None
     """The store that it is to be filled from."""
     owner: str = ""
-    """The only query that uses it; empty: any."""
+    """The group, or the only query, that uses it; empty: any."""
     needs: list[Need] = field(default_factory=list)
     floors: set[int] = field(default_factory=set)
 
@@ -79,7 +79,9 @@ class Stores:
 
         With a `key`, whether another store could be filled from it.
         """
-        columns = need.columns | (frozenset(key.columns) if key is not None else frozenset())
+        # By the same key its hashes are taken over.
+        rehashed = key is not None and key.columns != store.key.columns
+        columns = need.columns | (frozenset(key.columns) if key is not None and rehashed else frozenset())
         floor = self.epoch
         own = frozenset(store.key.columns) if key is not None else frozenset()
         for era in reversed(store.eras):
@@ -134,13 +136,47 @@ class Stores:
             draft.floors.add(floor)
             yield draft.id
 
+    def prepare(self, needs: Iterable[Need], floor: int) -> Iterator[str]:
+        """Stores that a running query goes over to once they are filled: its owner's, where it uses others.
+
+        Where one of them is complete it uses that already; where none can be filled it stays where it is.
+        """
+        for need in needs:
+            relation = self.relation_of[need.join, need.alias]
+            own = [s for s in self.before.stores if (s.relation, s.key, s.owner) == (relation, need.key, need.owner)]
+            fit = [s for s in own if self._fits(s, need, floor)]
+            if relation in self.tables or floor >= self.epoch or any(not self._is_building(s) for s in fit):
+                continue
+            sources = [s for s in self.before.stores if s.relation == relation and not self._is_building(s)]
+            sources = [s for s in sources if self._can_fill(s, need, floor)]
+            if fit:
+                old = fit[0]
+                draft = self.drafts.setdefault(old.id, Draft(old.id, relation, need.key, old, owner=old.owner))
+            elif sources:
+                # One that is kept whole fills a store for all of a group.
+                whole = [s for s in sources if s.key == NO_KEY]
+                draft = self._new(need, relation, floor, whole or sources)
+            else:
+                continue
+            draft.needs.append(need)
+            draft.floors.add(floor)
+            yield draft.id
+
+    def _can_fill(self, store: Store, need: Need, floor: int) -> bool:
+        """Whether a store has all that a running query's own would have to be filled with."""
+        has_used = store.id in need.mine and store.key == need.key
+        return has_used or self.usable(store, need, floor, need.key) <= floor
+
     def _fit(self, need: Need, floor: int, waits: bool) -> list[Store]:
         """The stores that are there and serve a need, the best first."""
         relation = self.relation_of[need.join, need.alias]
         there = [s for s in self.before.stores if s.relation == relation and _may_use(s, need)]
         # The newest that is complete, so that older ones fall out of use; of a table the one whose rows were seen.
         table = relation in self.tables
-        there.sort(key=lambda s: (table and s.id in need.mine, s.since, -s.first), reverse=True)
+        there.sort(
+            key=lambda s: (bool(need.owner) and s.owner == need.owner, table and s.id in need.mine, s.since, -s.first),
+            reverse=True,
+        )
         waits = waits and floor < self.epoch
         return [s for s in there if self._fits(s, need, floor) and (waits or not self._is_building(s))]
 

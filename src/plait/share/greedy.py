@@ -35,12 +35,12 @@ def greedy(
 ) -> dict[int, Path]:
     """A valid selection for these required goals; `late` tells when to stop improving."""
     choices = problem.choices
-    groups = _queries(problem, goals)
-    router = _Router(choices, _popularity(choices, goals))
+    groups = queries_of(problem, goals)
+    router = Router(choices, popularity(choices, goals))
     for join, mine in groups:
         router.put_query(join, mine, trees, hopeful=True)
     if choices.rivals:
-        router = _Router(choices, router.popularity, banned=_losers(choices, router.paths))
+        router = Router(choices, router.popularity, banned=losers(choices, router.paths))
         for join, mine in groups:
             router.put_query(join, mine, trees, hopeful=True)
     for _ in range(rounds):
@@ -57,7 +57,7 @@ def greedy(
     return choices.pruned_to(router.paths, goals)
 
 
-def _queries(problem: Problem, goals: Collection[int]) -> list[tuple[SubJoin, list[int]]]:
+def queries_of(problem: Problem, goals: Collection[int]) -> list[tuple[SubJoin, list[int]]]:
     """The goals of each query."""
     found: dict[SubJoin, list[int]] = {}
     for goal in sorted(goals):
@@ -65,12 +65,12 @@ def _queries(problem: Problem, goals: Collection[int]) -> list[tuple[SubJoin, li
     return list(found.items())
 
 
-def _popularity(choices: Choices, goals: Collection[int]) -> Counter[int]:
+def popularity(choices: Choices, goals: Collection[int]) -> Counter[int]:
     """By step, the number of goals that could use it."""
     return Counter(step for goal in goals for step in {arc.step for arc in choices.goals[goal].arcs})
 
 
-def _losers(choices: Choices, selection: Selection) -> frozenset[int]:
+def losers(choices: Choices, selection: Selection) -> frozenset[int]:
     """All partitionings of a store but the one that most of the goals took when they were free."""
     votes: Counter[int] = Counter()
     for goal, path in selection.items():
@@ -80,7 +80,7 @@ def _losers(choices: Choices, selection: Selection) -> frozenset[int]:
 
 
 @dataclass
-class _Router:
+class Router:
     """The paths so far, how many use each resource, and what all together cost."""
 
     choices: Choices
@@ -103,26 +103,26 @@ class _Router:
             self.put(goal)
         if trees.has_trees(join):
             apart, total = dict(self.paths), self.total
-            self._restore(before)
+            self.restore(before)
             price = self._hoped_price if hopeful else self._own_price
             tree = trees.best(join, price, self.paths)
             for goal, arcs in tree:
                 if goal not in self.paths:
                     self.put(goal, arcs)
-            self._drop_unused()
+            self.drop_unused()
             # Without finite prices there is no tree.
             if not tree or self.total > total * (1 + TIE):
-                self._restore(apart)
+                self.restore(apart)
 
     def put_again(self, goals: Iterable[int], put: Callable[[], None]) -> None:
         """Takes goals out and puts them back; the old paths stay if that is not cheaper."""
         total, paths = self.total, dict(self.paths)
         for goal in goals:
-            self._take(goal)
-        self._drop_unused()
+            self.take(goal)
+        self.drop_unused()
         put()
         if self.total >= total * (1 - TIE):
-            self._restore(paths)
+            self.restore(paths)
 
     def put(self, goal: int, arcs: Sequence[int] | None = None) -> None:
         """Gives a goal the path that adds least, by some of its arcs or all, and computes what that path needs."""
@@ -137,11 +137,12 @@ class _Router:
                     if fed not in self.paths:
                         self.put(fed)
 
-    def _take(self, goal: int) -> None:
+    def take(self, goal: int) -> None:
+        """Without the path of a goal."""
         for arc in self.paths.pop(goal):
             self._use(self.choices.goals[goal].arcs[arc].step, -1)
 
-    def _drop_unused(self) -> None:
+    def drop_unused(self) -> None:
         """Goals of MIRs that nobody uses are not computed."""
         while True:
             wanted = {g for r, n in self.users.items() if n > 0 for g in self.choices.resources[r].goals}
@@ -149,11 +150,12 @@ class _Router:
             if not unused:
                 return
             for goal in unused:
-                self._take(goal)
+                self.take(goal)
 
-    def _restore(self, paths: Mapping[int, Path]) -> None:
+    def restore(self, paths: Mapping[int, Path]) -> None:
+        """These paths and no others."""
         for goal in [g for g, path in self.paths.items() if paths.get(g) != path]:
-            self._take(goal)
+            self.take(goal)
         for goal, path in paths.items():
             if goal not in self.paths:
                 self.paths[goal] = path

@@ -13,7 +13,7 @@ from itertools import count
 from plait.query.graph import JoinGraph
 from plait.query.layout import Build, Layout
 from plait.query.relation import ColumnDef, Relation
-from plait.query.store import NO_KEY, Era, Filter, IngestEdge, Input, Mark, Reach, Store
+from plait.query.store import NO_KEY, Era, Filter, IngestEdge, Input, Key, Mark, Reach, Store, key_of
 from plait.share.coverage import Draft, Stores
 from plait.share.needs import needed_columns
 
@@ -33,6 +33,7 @@ class _Reads:
     """Columns that no alias can use a NULL of."""
     filters: Mapping[str, tuple[Filter, ...]]
     marks: Mapping[str, Mapping[str, Mark]]
+    graphs: Mapping[str, JoinGraph]
 
 
 def lay_out(
@@ -52,7 +53,7 @@ def lay_out(
     for graph in graphs.values():
         for ref in needed_columns(graph):
             needed.setdefault(graph.alias(ref.alias).relation, set()).add(ref.column)
-    reads = _Reads(_physical_columns(graphs), needed, _required(graphs, relations), filters, marks)
+    reads = _Reads(_physical_columns(graphs), needed, _required(graphs, relations), filters, marks, graphs)
     builds = _builds(found, before)
     for build in builds:
         # The source must go on telling apart what is copied from what arrives in both.
@@ -109,11 +110,14 @@ def _store(
 ) -> Store:
     filters = reads.filters[relation.name]
     admitted = tuple(f.id for f in filters)
+    # What is copied from it stays until it is copied: columns, bits, and rows that nobody else could reach.
+    copies = [found.drafts[build.store] for build in builds if build.source == draft.id]
+    needs = [need for user in (draft, *copies) for need in user.needs]
     if draft.key == NO_KEY:
         names = {name for name, _ in relation.columns}
     elif draft.needs and draft.owner:
-        names = {column for need in draft.needs for column in need.columns}
-        admitted = tuple(id for id in admitted if id in {need.filter.id for need in draft.needs})
+        names = {column for need in needs for column in need.columns}
+        admitted = tuple(id for id in admitted if id in {need.filter.id for need in needs})
     elif draft.needs:
         names = set(reads.needed[relation.name])
     else:
@@ -122,8 +126,7 @@ def _store(
         names = {column.name for column in draft.before.columns}
     before = draft.before
     # What is being copied must not expire before those who wait for it could let it go.
-    copies = [found.drafts[build.store] for build in builds if build.source == draft.id]
-    mine = [need.reach for user in (draft, *copies) for need in user.needs]
+    mine = [need.reach for need in needs]
     reach = _reaches([*mine, *(() if draft.needs or before is None else before.reach)])
     kept = None if any(r.keep_us is None for r in reach) else max(r.keep_us for r in reach if r.keep_us is not None)
     # Segments of rows that are kept for ever know their event times too: a window leaves the others out.
@@ -138,7 +141,7 @@ def _store(
     source = draft.source or before
     past = source.eras if source is not None else ()
     # New filters that can be told from what rows of an era have are filters of that era.
-    told = [tuple(f.id for f in filters if found.admits(relation.name, era, f)) for era in past]
+    told = [tuple(f.id for f in filters if f.id in admitted and found.admits(relation.name, era, f)) for era in past]
     past = tuple(replace(era, filters=ids) for era, ids in zip(past, told, strict=True))
     own = frozenset(source.key.columns) if draft.source is not None and source is not None else frozenset()
     known = reads.columns.get(relation.name, {})
@@ -160,7 +163,21 @@ def _store(
         first=first,
         mixed=source is not None and (source.mixed or _filter_ids(found.before, relation.name) != set(era.filters)),
         owner=draft.owner,
+        searched=_searched(draft, reads.graphs),
     )
+
+
+def _searched(draft: Draft, graphs: Mapping[str, JoinGraph]) -> tuple[Key, ...]:
+    """The keys, other than its own, by which joins look a store up."""
+    found: dict[tuple[str, ...], Key] = {}
+    # What is kept whole is no join's.
+    for need in (need for need in draft.needs if need.join in graphs):
+        graph = graphs[need.join]
+        keys = graph.searched_keys_of(need.alias)
+        # As `steps.Place.store` has it.
+        if keys and key_of(graph, need.alias, graph.keys_of(need.alias)[0]).columns == need.key.columns:
+            found |= {key.columns: key for attributes in keys for key in (key_of(graph, need.alias, attributes),)}
+    return tuple(found[columns] for columns in sorted(found))
 
 
 def _filter_ids(layout: Layout, relation: str) -> set[int]:

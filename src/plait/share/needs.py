@@ -33,7 +33,7 @@ class Need:
     mine: frozenset[str] = frozenset()
     """Stores that its query has used since its admission."""
     owner: str = ""
-    """Its query, if that shares no store with others."""
+    """Its query, or the group of queries, that shares stores with no others; empty: it shares with all."""
 
 
 def needs_of(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from plait.order.orders import Orders
 from plait.share.candidates import Candidates
 from plait.share.greedy import greedy
-from plait.share.ilp import GAP, SECONDS, solve
+from plait.share.ilp import GAP, SECONDS, Solved, solve
 from plait.share.join_trees import Trees
 from plait.share.lattice import Problem, problem
 from plait.share.linear import Solver, highs
@@ -53,11 +53,16 @@ def plan_of(
     gap: float = GAP,
     solver: Solver = highs,
     compare: bool = True,
+    solved: Solved | None = None,
 ) -> SharedPlan:
-    """The plan of a problem; `compare` also plans each query alone, to tell what sharing saves."""
+    """The plan of a problem; `compare` also plans each query alone, to tell what sharing saves.
+
+    `solved` is its solution, where there is one already.
+    """
     queries, parts = candidates.workload.queries, candidates.parts
-    trees = Trees(problem, parts, candidates.pieces)
-    solved = solve(problem, trees, seconds=seconds, gap=gap, solver=solver)
+    trees = Trees(problem, parts, candidates.pieces, candidates.nested)
+    if solved is None:
+        solved = solve(problem, trees, seconds=seconds, gap=gap, solver=solver)
     reasons = [
         f"query {name} has too many candidates to be planned with the others: it keeps one order per driver"
         for name in problem.alone

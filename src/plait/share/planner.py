@@ -8,6 +8,7 @@ What was learnt survives a restart: `memory` and `knowledge` give it away as JSO
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -18,14 +19,17 @@ from plait.order.cost import Coefficients
 from plait.order.orders import Orders, fixed
 from plait.query.graph import JoinGraph
 from plait.query.layout import Layout
-from plait.query.observed import Observed
+from plait.query.observed import Observed, SetSample
 from plait.query.plan import Plan
 from plait.query.progress import Estimate, OptimiserReport, Switch
 from plait.query.relation import Relation
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.mirs import Keep
+from plait.share.regroup import Known, Regrouped, regroup
 from plait.share.replan import Arrangement, Running, Statistics, Views, arranged, replan, why_fixed, why_never
 from plait.share.steps import FirstLook
+from plait.share.store_choice import StoreKey, StoreUse
+from plait.share.together import Memory
 from plait.stats.counters import History, Name, Period, gamma_mu
 
 SWITCHES_KEPT = 64
@@ -79,8 +83,16 @@ class Planner:
         self._learnt = False
         self._report: OptimiserReport | None = None
         self._unsampled: frozenset[int] = frozenset()
+        self._renumbered = False
+        """Whether the nodes of the last epoch's plan are not those of the plan in force."""
         self._exchanged = True
         self._counted: Counted = {}
+        self._memory: Memory | None = None
+        self._sets: dict[int, SetSample] = {}
+        """The newest sample of query sets by ingest edge."""
+        owners = {} if config.sharing == "independent" else allocation.owners
+        self.grouped = Regrouped({join: owner for join, owner in owners.items() if join in graphs})
+        """The groups that joins are to be in; the allocation follows between two epochs."""
 
     @property
     def plan(self) -> Plan:
@@ -105,6 +117,7 @@ class Planner:
     def looked(self) -> None:
         """The epoch of the first looks is committed, and MIRs are filled."""
         if self.layout.looks or self.layout.fills:
+            self._renumbered = True
             self._arrange(replace(self.layout, looks={}, fills=frozenset()))
 
     def _arrange(self, layout: Arrangement) -> None:
@@ -134,7 +147,10 @@ class Planner:
         if not self.adaptive:
             return False
         self._begun = now if self._begun is None else self._begun
-        self._period.add(observed)
+        # What was counted under the plan of first looks belongs to no node of this one.
+        self._period.add(replace(observed, edges={}) if self._renumbered else observed)
+        self._sets.update({sample.edge: sample for sample in observed.sets})
+        self._renumbered = False
         self._exchanged = observed.exchanged
         if not self._is_over(now):
             return False
@@ -178,12 +194,73 @@ class Planner:
             seen=self._seen,
             made=self._made,
             views=self._views,
+            memory=self._memory,
         )
+        self._regroup()
         decision = replan(self.catalog, self.layout, statistics, self.config)
         self.layout, self.said = decision.layout, decision.said
         self._views, self._basis = decision.views, decision.basis
         self.switches.extend(decision.switches)
-        self.wishes = decision.keeps
+        self.wishes, self._memory = decision.keeps, decision.memory
+
+    def _regroup(self) -> None:
+        """Queries of one structure run together or apart, as sampled rows say; trees follow at once."""
+        if self.config.groups == "one" or self.config.sharing == "independent" or self.layout.looks:
+            return
+        known = Known(
+            self.catalog.joins,
+            self.catalog.groups,
+            self.layout.allocation,
+            self._sets,
+            {store: float(count.rows) for store, count in self._period.stores.items()},
+            self.coefficients,
+            self.config,
+            frozenset(name for name, relation in self.catalog.relations.items() if relation.keep == "all"),
+        )
+        deadline = time.monotonic() + self.config.sharing_seconds
+        before, self.grouped = self.grouped, regroup(known, self.grouped, lambda: time.monotonic() > deadline)
+        if self.grouped.owners != before.owners:
+            self._own(self.grouped.owners)
+
+    def _own(self, owners: Mapping[str, str]) -> None:
+        """Trees of their own for these groups."""
+        self.catalog = replace(self.catalog, owners=owners)
+        allocation = replace(self.layout.allocation, owners=owners)
+        orders = self.layout.orders
+        if self.config.orderer != "fixed":
+            orders = self.catalog.followed(orders)
+        self._arrange(replace(self.layout, allocation=allocation, orders=orders))
+
+    def store_uses(self) -> dict[StoreKey, StoreUse] | None:
+        """What an epoch of the plan in force is expected to do with each store; None while that is not known."""
+        if any((lead, a.name) not in self._views for lead, graph in self.catalog.leads.items() for a in graph.aliases):
+            return None
+        plan, latest = self.plan, self.history.latest
+        uses = {store.id: StoreUse(latest(("λ", store.relation), 0.0)) for store in plan.stores if store.mir is None}
+        nodes = {node.id: node for node in plan.nodes()}
+        for (lead, driver), view in self._views.items():
+            if lead not in self.catalog.leads:
+                continue
+            joined, keys = 1 << view.driver, latest(("keys", lead, driver), 0.0)
+            for target, id in zip(self.orders[lead][driver], dict(plan.query_by_name[lead].nodes)[driver], strict=True):
+                after = joined | 1 << view.names.index(target)
+                if id in nodes and nodes[id].step.store in uses:
+                    store = nodes[id].step.store
+                    lookups, found = keys * view.alive[joined], keys * view.alive[after] * view.width[after]
+                    uses[store] = uses[store].with_step(lookups, found)
+                joined = after
+        for source in plan.inputs:
+            begun = {tree.edge for tree in plan.trees if tree.nodes and any(n.step.hop == 1 for n in tree.nodes)}
+            for edge in source.edges:
+                if edge.store in uses and edge.id in begun:
+                    uses[edge.store] = replace(uses[edge.store], driving=uses[edge.store].rows_in)
+        known = plan.store_by_id
+        return {(known[id].relation, known[id].key.columns): use for id, use in uses.items()}
+
+    @property
+    def tasks(self) -> int:
+        """Among how many tasks tuples travel, about."""
+        return 2 if self._exchanged else 1
 
     def report(self) -> OptimiserReport:
         """For `run.last_progress`: the switches so far, the reason, and estimates against what was counted.
@@ -199,6 +276,7 @@ class Planner:
                 coefficients=asdict(self.coefficients),
                 estimates=tuple(self.estimates()),
                 failures=self.failures,
+                groups=self.grouped.reports,
             )
         return self._report
 
@@ -238,6 +316,7 @@ class Planner:
         return {
             "orders": {query: {d: list(o) for d, o in orders.items()} for query, orders in self.orders.items()},
             "ranks": list(self.ranks),
+            "grouped": sorted(self.grouped.basis),
             "coefficients": asdict(self.coefficients),
             "seen": dict(self._seen),
             "made": dict(self._made),
@@ -248,6 +327,10 @@ class Planner:
         """Of the planner before, on another layout of the same run: what it has done, and why."""
         self.switches.extend(before.switches)
         self.failures, self.said = before.failures, before.said
+        self._memory = before._memory
+        edges = {edge.id for source in self.layout.allocation.layout.inputs for edge in source.edges}
+        self._sets = {edge: sample for edge, sample in before._sets.items() if edge in edges}
+        self.grouped = replace(self.grouped, reports=before.grouped.reports, basis=before.grouped.basis)
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Goes on from what an earlier planner of the same queries has learnt; what does not fit is not used."""
@@ -258,6 +341,7 @@ class Planner:
             coefficients = Coefficients(**{k: float(v) for k, v in memory["coefficients"].items()})
             series = {tuple(n): [float(v) for v in values] for n, values in memory["series"]}
             seen, made = ({n: float(rows) for n, rows in memory[k].items()} for k in ("seen", "made"))
+            grouped = frozenset(str(name) for name in memory.get("grouped", ()))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self.said = f"what was learnt before cannot be used ({error}); starting from the written orders"
             return
@@ -270,6 +354,7 @@ class Planner:
         if self.config.orderer != "fixed":
             recalled = self.catalog.followed(recalled)
         self.coefficients, self._seen, self._made = coefficients, seen, made
+        self.grouped = replace(self.grouped, basis=grouped)
         for name, values in series.items():
             self.history.series[name] = deque(values, maxlen=self.history.length)
         by_rank = sorted(self.ranks, key=lambda r: ranks.index(r) if r in ranks else len(ranks))
@@ -290,13 +375,13 @@ def _counted(period: Period, plan: Plan) -> Counted:
 
 
 def _is_order(graph: JoinGraph, driver: str, order: tuple[str, ...]) -> bool:
-    """Whether this is a probe order of the graph: everyone else once, each by a stored key of those before."""
+    """Whether this is a probe order of the graph: everyone else once, each by a key of those before."""
     names = {a.name for a in graph.aliases}
     if set(order) != names - {driver} or len(order) != len(names) - 1:
         return False
     joined = [driver]
     for name in order:
-        if not graph.can_look_up(joined, name):
+        if not graph.can_search(joined, name):
             return False
         joined.append(name)
     return True

@@ -36,14 +36,14 @@ from plait.query.plan import (
     Zone,
 )
 from plait.query.relation import Relation
-from plait.query.store import Store
+from plait.query.store import Store, key_of
 from plait.share.allocate import Allocation, Wanted, allocate
 from plait.share.feeds import feed_of, feeding
 from plait.share.joined import Joined
 from plait.share.mirs import Keep
 from plait.share.needs import emitted
 from plait.share.steps import FirstLook, Judgement, Place, Probed, Walk, rank
-from plait.share.structure import Group, groups_of
+from plait.share.structure import Group, alike_groups, groups_of
 
 Bounds = dict[tuple[int | None, int | None], int]
 """The members that have a window of this length."""
@@ -213,7 +213,7 @@ def plan_on(
         _query_plan(name, graph, orders[name], {d: paths[name, d] for d in orders[name]}, base, filters)
         for name, graph in graphs.items()
     )
-    samples = _samples(base, {lead: graphs[lead] for lead in groups}, ranks, filters)
+    samples = _samples(base, {lead: graphs[lead] for lead in groups}, ranks, filters, groups)
     return Plan(layout.inputs, layout.stores, trees, queries, ranks, samples)
 
 
@@ -365,8 +365,10 @@ def _samples(
     leads: Mapping[str, JoinGraph],
     ranks: tuple[str, ...],
     filters: Mapping[tuple[str, str], tuple[int, ...]],
+    groups: Mapping[str, Group],
 ) -> tuple[SampleWish, ...]:
     """For every input and key: the stores of all aliases that can be looked up by it directly."""
+    sets = _set_wishes(base, leads, ranks, groups)
     found: dict[tuple[int, tuple[int, ...], str], dict[tuple[str, tuple[int, ...], bool], None]] = {}
     for name, graph in leads.items():
         at = Place(base, name, graph, ranks)
@@ -379,4 +381,29 @@ def _samples(
                         sees = rank(graph, ranks, other.name) < rank(graph, ranks, alias.name)
                         store = at.store(other.name, attributes)
                         found.setdefault(edge, {})[store.id, filters[name, other.name], sees] = None
-    return tuple(SampleWish(*edge, tuple(stores)) for edge, stores in found.items())
+    return tuple(SampleWish(*edge, tuple(stores), tuple(sets.get(edge[0], ()))) for edge, stores in found.items())
+
+
+def _set_wishes(
+    base: Allocation, leads: Mapping[str, JoinGraph], ranks: tuple[str, ...], groups: Mapping[str, Group]
+) -> dict[int, dict[tuple[str, bool], None]]:
+    """By edge the stores in which query sets are sampled: where several queries have one structure, those of all."""
+    found: dict[int, dict[tuple[str, bool], None]] = {}
+    for alike in alike_groups({lead: groups[lead] for lead in leads}, leads):
+        if sum(len(groups[lead].members) for lead, _ in alike) < 2:
+            continue
+        places = [(Place(base, lead, leads[lead], ranks), aliases) for lead, aliases in alike]
+        for at, mine in places:
+            for i, alias in enumerate(mine):
+                for attributes in at.graph.keys_of(alias):
+                    edge = base.layout.edge_by_store[at.store(alias, attributes).id].id
+                    for j, other in enumerate(mine):
+                        if i == j or attributes not in at.graph.keys_of(other):
+                            continue
+                        sees = rank(at.graph, ranks, other) < rank(at.graph, ranks, alias)
+                        theirs = key_of(at.graph, other, attributes).columns
+                        stores = [base.stores.get((to.name, aliases[j], theirs)) for to, aliases in places]
+                        found.setdefault(edge, {}).update(
+                            {(store, sees): None for store in stores if store is not None}
+                        )
+    return found

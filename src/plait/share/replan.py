@@ -4,8 +4,8 @@
 
 Every driver's order is chosen anew for the period that is forecast, once for all queries of the same structure.  An
 order is adopted only if it is expected to be cheaper by `replan_gain`; otherwise nothing is built and nothing changes.
-With `Config(sharing="ilp")` the orders of all structures are then chosen once more, together, and with them the
-intermediate results that are worth keeping (`together.py`).
+With `Config(sharing="ilp")`, or `auto`, the orders of all structures are then chosen once more, together, and with them
+the intermediate results that are worth keeping (`together.py`).
 Every switch is recorded with both orders, their forecast costs, and the statistic that tipped it: the one without
 whose change the gain would have been smallest.
 
@@ -38,7 +38,7 @@ from plait.share.mirs import Keep, keeps_of
 from plait.share.probe_trees import plan_on
 from plait.share.steps import FirstLook
 from plait.share.structure import Group, groups_of
-from plait.share.together import InForce, Together, for_all, for_leads, is_same, together
+from plait.share.together import InForce, Memory, Together, for_all, for_leads, is_same, together
 from plait.stats.counters import History, Name, QueryForecast, spanning
 
 MOST_SUSPECTED = 8
@@ -134,13 +134,20 @@ class Statistics:
     """What `values` were at the last switch; empty before the first period."""
     coefficients: Coefficients
     exchanged: bool = True
-    """Whether tuples that travel go from task to task."""
+    """Whether tuples that travel go from task to task; in a single task no exchange is paid for."""
     seen: Mapping[str, float] = field(default_factory=dict)
     """Rows by relation, of all periods."""
     made: Mapping[str, float] = field(default_factory=dict)
     """Results by query, of all periods."""
     views: Views = field(default_factory=dict)
     """Those of earlier periods."""
+    memory: Memory | None = None
+    """Of the joint optimiser."""
+
+    @property
+    def prices(self) -> Coefficients:
+        """What the next period's work costs."""
+        return self.coefficients if self.exchanged else replace(self.coefficients, alpha_h=0.0)
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,8 @@ class Decision:
     """The statistics that the next ones are compared with: those of the last switch."""
     keeps: tuple[Keep, ...] | None = None
     """The MIRs that are wanted from the next epoch on; None: those that are there."""
+    memory: Memory | None = None
+    """Of the joint optimiser, for the next period."""
 
 
 def replan(catalog: Running, layout: Arrangement, statistics: Statistics, config: Config) -> Decision:
@@ -165,13 +174,14 @@ def replan(catalog: Running, layout: Arrangement, statistics: Statistics, config
     epoch = statistics.epoch
     if not all(math.isfinite(value) for value in statistics.values.values()):
         said = f"the plan is kept after epoch {epoch}: a forecast is not a finite number"
-        return Decision(layout, (), said, statistics.views, statistics.basis)
+        return Decision(layout, (), said, statistics.views, statistics.basis, memory=statistics.memory)
     views, unknown = _views(catalog, layout, statistics, config)
     switches = _switches(catalog, layout, statistics, config, views)
     reasons: tuple[str, ...] = ()
     keeps: tuple[Keep, ...] | None = None
-    if config.sharing == "ilp" and config.orderer == "dp_pick" and not unknown and not layout.fills:
-        switches, keeps, reasons = _chosen_together(catalog, layout, statistics, config, switches)
+    memory = statistics.memory
+    if config.sharing in ("ilp", "auto") and config.orderer == "dp_pick" and not unknown and not layout.fills:
+        switches, keeps, reasons, memory = _chosen_together(catalog, layout, statistics, config, switches)
     orders = {name: dict(of) for name, of in layout.orders.items()}
     for switch in switches:
         orders[switch.query][switch.driver] = switch.new
@@ -191,7 +201,7 @@ def replan(catalog: Running, layout: Arrangement, statistics: Statistics, config
     if switches or ranks != layout.ranks:
         layout = arranged(catalog, layout.allocation, orders, ranks, layout.looks, layout.fills)
     basis = statistics.values if switches or not statistics.basis else statistics.basis
-    return Decision(layout, switches, said, views, basis, keeps)
+    return Decision(layout, switches, said, views, basis, keeps, memory)
 
 
 def why_never(config: Config) -> str:
@@ -227,8 +237,7 @@ def _views(
 
 def _view(graph: JoinGraph, driver: str, forecast: QueryForecast, statistics: Statistics, config: Config) -> DriverView:
     model = config.probe if config.cost_model == "engine" else config.cost_model
-    prices = statistics.coefficients if statistics.exchanged else replace(statistics.coefficients, alpha_h=0.0)
-    return driver_view(graph, driver, forecast, prices, model=model, variant=config.cost_variant)
+    return driver_view(graph, driver, forecast, statistics.prices, model=model, variant=config.cost_variant)
 
 
 def _switches(
@@ -248,7 +257,7 @@ def _switches(
 
 def _chosen_together(
     catalog: Running, layout: Arrangement, statistics: Statistics, config: Config, alone: tuple[Switch, ...]
-) -> tuple[tuple[Switch, ...], tuple[Keep, ...] | None, tuple[str, ...]]:
+) -> tuple[tuple[Switch, ...], tuple[Keep, ...] | None, tuple[str, ...], Memory | None]:
     """The orders to be replaced, and the MIRs to be kept, if all queries are looked at together.
 
     `alone` are the switches of each query by itself.  The joint optimiser's prices are coarser, so what it finds must
@@ -265,10 +274,20 @@ def _chosen_together(
     }
     now = InForce(orders, [for_leads(keep, leads) for keep in kept])
     tasks = 2 if statistics.exchanged else 1
-    found = together(leads, forecasts, now, statistics.coefficients, tasks=tasks, seconds=config.sharing_seconds)
+    found = together(
+        leads,
+        forecasts,
+        now,
+        statistics.prices,
+        tasks=tasks,
+        seconds=config.sharing_seconds,
+        memory=(statistics.memory or Memory()) if config.sharing == "auto" else None,
+        share=config.regroup_share,
+        owners=catalog.owners,
+    )
     gain = (found.before - found.cost) * HORIZON_PERIODS * max(1, config.replan_epochs)
     if not _pays(config, found.before, found.cost) or gain <= found.building:
-        return () if kept else alone, None, found.reasons
+        return () if kept else alone, None, found.reasons, found.memory
     known = {(switch.query, switch.driver, switch.new): switch for switch in alone}
     tipped = "what several queries have in common, or is worth keeping"
     switches = [
@@ -281,8 +300,8 @@ def _chosen_together(
     wanted = tuple(for_all(keep, catalog.groups) for keep in found.keeps)
     same = len(wanted) == len(kept) and all(any(is_same(keep, old) for old in kept) for keep in wanted)
     if same:
-        return tuple(switches), None, found.reasons
-    return tuple(switches), wanted, (_told(catalog, wanted, found), *found.reasons)
+        return tuple(switches), None, found.reasons, found.memory
+    return tuple(switches), wanted, (_told(catalog, wanted, found), *found.reasons), found.memory
 
 
 def _told(catalog: Running, wanted: Sequence[Keep], found: Together) -> str:

@@ -78,3 +78,14 @@ def groups_of(graphs: Mapping[str, JoinGraph], owners: Mapping[str, str] | None 
         before = found.get(structure)
         found[structure] = Group(name, mine) if before is None else Group(before.lead, {**before.members, **mine})
     return {group.lead: group for group in found.values()}
+
+
+def alike_groups(
+    groups: Mapping[str, Group], graphs: Mapping[str, JoinGraph]
+) -> list[list[tuple[str, tuple[str, ...]]]]:
+    """Groups of the same structure, whoever owns them: their leads, each with its aliases in the structure's order."""
+    found: dict[Structure, list[tuple[str, tuple[str, ...]]]] = {}
+    for lead in groups:
+        form, aliases = structure_of(graphs[lead])
+        found.setdefault(form, []).append((lead, aliases))
+    return list(found.values())

@@ -2,7 +2,7 @@
 
 Queries that join different streams, or on different keys, can still go a part of their way together: probes with which
 several of them begin are made once, and a part of their joins may be kept in a store of its own (a MIR), so that
-whoever needs it looks it up at once.  `share/replan.py` asks here when `Config.sharing` is `ilp`.
+whoever needs it looks it up at once.  `share/replan.py` asks here when `Config.sharing` is `ilp` or `auto`.
 
 Filters and windows do not keep queries apart: they share probes whatever these are (query sets), so the optimiser is
 shown the bare structures.  Stores of streams are there already, chosen by `store_choice.py`, and cost nothing
@@ -11,6 +11,7 @@ more; those of MIRs cost what they are.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,12 +21,16 @@ from plait.query.graph import JoinGraph
 from plait.query.store import key_of
 from plait.share.candidates import Candidates
 from plait.share.choices import Path
+from plait.share.ilp import Solved, solve
+from plait.share.incremental import Decided, decided, place
+from plait.share.join_trees import Trees
 from plait.share.lattice import Problem, problem
 from plait.share.mirs import CannotKeep, Keep, order_through
 from plait.share.optimise import plan_of
 from plait.share.shared_plan import KeptMir, SharedPlan
 from plait.share.step_cost import EngineCost, Kept, Once, Price, Probe, Standing
 from plait.share.structure import Group
+from plait.share.subjoins import SubJoin
 from plait.share.workload import Query, workload
 from plait.stats.counters import QueryForecast
 
@@ -37,17 +42,14 @@ UNROUTED_NS = 1e10
 class RunningCost(EngineCost):
     """The engine's prices where the stores of streams, and the ways to them, are there whatever the orders are."""
 
-    fewer: bool = False
-    """Whether stores that an order could use are left out."""
-
     def store(self, kept: Kept) -> tuple[float, tuple[Once, ...]]:
         """Of a MIR's store; that of a stream costs nothing more."""
         return (0.0, ()) if kept.edge is not None else super().store(kept)
 
     def step(self, probe: Probe, standing: Standing) -> Price:
-        """Tuples go where the store is that they carry the key of, and nowhere else."""
+        """Tuples go where the store is that they carry the key of, and nowhere else, even if there is one task only."""
         price = super().step(probe, standing)
-        return price if probe.routed or not self.fewer else replace(price, cost=price.cost + UNROUTED_NS)
+        return price if probe.routed else replace(price, cost=price.cost + UNROUTED_NS)
 
     def _sent(self, edge: tuple[str, tuple[str, ...]], rows: float) -> Once:
         return Once(("edge", *edge), 0.0)
@@ -68,6 +70,17 @@ class Together:
     """Nanoseconds, once: filling MIRs that are not there."""
     reasons: tuple[str, ...] = ()
     """Why they may not be the best, a sentence each."""
+    memory: Memory | None = None
+    """For the next call; None where the program alone decides."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What `sharing="auto"` remembers from one call to the next."""
+
+    decided: Decided = field(default_factory=Decided)
+    too_hard: Mapping[str, SubJoin] = field(default_factory=dict)
+    """The queries for which the program did not answer in its time; it is asked again when they are others."""
 
 
 @dataclass(frozen=True)
@@ -87,30 +100,61 @@ def together(
     tasks: int = 2,
     seconds: float = 0.5,
     mirs: bool = True,
+    memory: Memory | None = None,
+    share: float = 0.5,
+    owners: Mapping[str, str] | None = None,
 ) -> Together:
-    """The cheapest orders and MIRs for these queries that are found in time; those in force if nothing better is."""
-    bare = {name: _bare(graph) for name, graph in leads.items()}
+    """The cheapest orders and MIRs for these queries that are found in time; those in force if nothing better is.
+
+    With a `memory` the program is asked while it answers in time, and the incremental optimiser beyond; `share` is how
+    many queries may change before that plans all of them anew.  Queries of different `owners` share nothing.
+    """
+    bare = {name: _bare(graph, (owners or {}).get(name, "")) for name, graph in leads.items()}
     stored = _stored(leads)
-    cost = RunningCost(coefficients, parallelism=max(1, tasks), fewer=stored is not None)
-    candidates = Candidates(workload(bare, forecasts), cost, mirs=mirs, stored=stored)
+    cost = RunningCost(coefficients, parallelism=max(1, tasks))
+    # Rows of a MIR come from probes of its members' own stores (`share/feeds.py`).
+    candidates = Candidates(workload(bare, forecasts), cost, mirs=mirs, nested=False, stored=stored)
     built = problem(candidates, now.orders)
     before = cost_of(built, candidates.workload.queries, now)
-    plan = plan_of(candidates, built, seconds=seconds, compare=False)
+    solved = None
+    if memory is not None:
+        solved, memory = _solved(candidates, built, memory, seconds, share)
+    plan = plan_of(candidates, built, seconds=seconds, compare=False, solved=solved)
     keeps, kept = keeps_of_plan(plan)
     if plan.cost >= before:
-        return Together(now.orders, tuple(now.keeps), before, before, reasons=plan.reasons)
+        return Together(now.orders, tuple(now.keeps), before, before, reasons=plan.reasons, memory=memory)
     new = [mir for keep, mir in zip(keeps, kept, strict=True) if not any(is_same(keep, old) for old in now.keeps)]
     sizes = candidates.workload.sizes
     building = sum((coefficients.alpha_m + cost.prices.write_ns) * sizes.rows(mir.join) for mir in new)
     building += sum(coefficients.alpha_q * sizes.at_rest(leaf) for mir in new for leaf in mir.join.leaves)
-    return Together(_orders(plan, leads, now), keeps, plan.cost, before, building, plan.reasons)
+    return Together(_orders(plan, leads, now), keeps, plan.cost, before, building, plan.reasons, memory)
 
 
-def _bare(graph: JoinGraph) -> JoinGraph:
-    """The structure alone."""
+def _solved(
+    candidates: Candidates, built: Problem, memory: Memory, seconds: float, share: float
+) -> tuple[Solved, Memory]:
+    """The program's answer while it has one in time; the incremental optimiser's beyond, if that is better."""
+    queries, trees = candidates.workload.queries, Trees(built, candidates.parts, candidates.pieces)
+    names = {query.name: query.join for query in queries}
+    answer = None
+    if not memory.too_hard or memory.too_hard != names:
+        answer = solve(built, trees, seconds=seconds)
+        if not answer.reasons:
+            return answer, Memory(decided(built, queries, answer.selection))
+    deadline = time.monotonic() + seconds
+    found = place(built, trees, queries, memory.decided, share=share, late=lambda: time.monotonic() > deadline)
+    if answer is not None and answer.cost <= found.cost:
+        return answer, Memory(decided(built, queries, answer.selection), names)
+    how = "everything was planned anew" if found.holistic else f"planned anew: {', '.join(found.touched) or 'nothing'}"
+    said = f"the incremental optimiser is used, because the program did not answer in time ({how})"
+    return Solved(found.selection, found.cost, 0.0, found.eager_cost, (said,), 0, 0, 0), Memory(found.decided, names)
+
+
+def _bare(graph: JoinGraph, owner: str = "") -> JoinGraph:
+    """The structure alone; those of different owners are as different as under other filters."""
     return replace(
         graph,
-        aliases=tuple(replace(alias, filter=None) for alias in graph.aliases),
+        aliases=tuple(replace(alias, filter=f"of {owner}" if owner else None) for alias in graph.aliases),
         windows=(),
         conditions=(),
         grouping=None,

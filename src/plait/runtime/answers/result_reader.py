@@ -127,7 +127,7 @@ class ResultRows:
     def all(self, query: str) -> DataFrame:
         """Every committed row of a query, exactly once."""
         files = self.checkpoint.log.results().get(query, ())
-        return self.frame(query, [file for file in files if file.held is None and not file.raw])
+        return self.frame(query, [file for file in files if not file.raw])
 
     def finished(self, query: QueryPlan, candidates: list[ResultFile], needed: Set[str]) -> list[ResultFile]:
         """Joined rows go through Spark's part of the query and are written as result files of their own.

@@ -7,7 +7,6 @@ from dataclasses import replace
 from plait.query.plan import QueryPlan
 from plait.runtime.driver.collect import collected
 from plait.runtime.driver.driver import Epoch
-from plait.runtime.driver.parking import SKIP
 from plait.runtime.faults import reached
 from plait.runtime.spark.frames import planned
 from plait.runtime.task.exchange import SCHEMA, exchange
@@ -32,7 +31,11 @@ def join(epoch: Epoch) -> None:
         rows = rows.mapInArrow(first_hop(task), SCHEMA)
         for hop in range(2, task.plan.hops + 1):
             rows = exchange(rows, task.tasks).mapInArrow(later_hop(task, hop), SCHEMA)
-    notes = [bytes(row.payload) for row in rows.collect()]
+    services, first_pass = epoch.driver.services, epoch.driver.first_pass
+    tag = f"plait-{services.checkpoint.id[:8]}-{services.checkpoint.token}"
+    with first_pass.under_way(services.spark, epoch.plan, tag):
+        first_pass.check()
+        notes = [bytes(row.payload) for row in rows.collect()]
     reached("commit.1", epoch.number)
     epoch.account = collected(notes, task.plan)
     batches.saw(epoch.account.row_bytes)
@@ -41,9 +44,6 @@ def join(epoch: Epoch) -> None:
 def finish(epoch: Epoch) -> None:
     """Spark's part: what only Spark can evaluate of this epoch's rows; now and then, merging what queries keep."""
     services, account, rows = epoch.driver.services, epoch.account, epoch.driver.now.rows
-    for skipped in [record.query for record in services.parking.records if record.asked == SKIP]:
-        # It goes on with this epoch.
-        services.parking.caught_up(skipped)
     merged = _merged_together(epoch)
     for query in epoch.plan.queries:
         kept = services.sources.source(query.name)
@@ -59,7 +59,7 @@ def finish(epoch: Epoch) -> None:
             else:
                 _finish(epoch, query)
         except Exception as error:
-            before = services.sources.live.marks_ms if id in _ran(epoch) else None
+            before = services.sources.live.marks_ms if epoch.ran(id) else None
             services.parking.take(id, epoch.number, error, services.queries, before)
             _leave_raw(epoch, query)
         reached("finish", epoch.number)
@@ -109,9 +109,3 @@ def _leave_raw(epoch: Epoch, query: QueryPlan) -> None:
     if epoch.driver.services.sources.source(query.name) is None:
         results = epoch.account.results
         results[:] = [replace(file, raw=True) if file.query == query.name else file for file in results]
-
-
-def _ran(epoch: Epoch) -> set[str]:
-    """Queries that earlier epochs have answers of."""
-    begin = epoch.driver.now.catalog.begins(epoch.number)
-    return {q.name.partition(".")[0] for q in epoch.plan.queries if q.name not in begin}

@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from plait.query.observed import Driven, EdgeCount, Sample
+from plait.query.observed import Driven, EdgeCount, Sample, SetSample
 from plait.state.log.manifest import ResultFile
 from plait.state.segments.run import Meter
 from plait.state.segments.segment import SegmentInfo
+
+CUT = "CUT"
+"""The code of a query of which a task has stopped to give rows, because there are more than could ever be kept."""
 
 
 @dataclass
@@ -82,6 +85,18 @@ class ResultNote:
 
 
 @dataclass(frozen=True)
+class FailedNote:
+    """A task has not given all rows of a query: one cannot be computed, or there are far too many (`CUT`)."""
+
+    query: str
+    code: str
+    cause: str
+    remedy: str
+    rows: int
+    """Rows that it had counted by then."""
+
+
+@dataclass(frozen=True)
 class WorkNote:
     """What a task has done at one hop."""
 
@@ -99,6 +114,13 @@ class SampleNote:
     """A task has looked the smallest new keys of an input up."""
 
     sample: Sample
+
+
+@dataclass(frozen=True)
+class SetsNote:
+    """A task has sampled which query sets rows have."""
+
+    sample: SetSample
 
 
 @dataclass(frozen=True)
@@ -122,12 +144,24 @@ class LoadNote:
         return LoadNote(first, tuple(cost.astype(np.int64).tolist()))
 
 
-Note = LoadNote | SourceNote | SegmentNote | MergeNote | CopyNote | ResultNote | WorkNote | SampleNote | KeysNote
+Note = (
+    LoadNote
+    | SourceNote
+    | SegmentNote
+    | MergeNote
+    | CopyNote
+    | ResultNote
+    | FailedNote
+    | WorkNote
+    | SampleNote
+    | SetsNote
+    | KeysNote
+)
 
 
 def written(note: Note) -> bytes:
     """A note as JSON; `read_note` gives it back."""
-    content = {"sample": note.sample.to_json()} if isinstance(note, SampleNote) else _shallow(note)
+    content = {"sample": note.sample.to_json()} if isinstance(note, SampleNote | SetsNote) else _shallow(note)
     return json.dumps({"kind": _KINDS[type(note)], **content}, default=_shallow).encode()
 
 
@@ -173,8 +207,10 @@ _READERS: dict[str, Callable[[dict[str, Any]], Note]] = {
     "merge": _read_merge,
     "copy": _read_copy,
     "result": _read_result,
+    "failed": lambda content: FailedNote(**content),
     "work": _read_work,
     "sample": lambda content: SampleNote(Sample.from_json(content["sample"])),
+    "sets": lambda content: SetsNote(SetSample.from_json(content["sample"])),
     "keys": lambda content: KeysNote(content["keys"]),
     "load": lambda content: LoadNote(content["first"], tuple(content["cost"])),
 }
@@ -184,8 +220,10 @@ _KINDS: dict[type[Note], str] = {
     MergeNote: "merge",
     CopyNote: "copy",
     ResultNote: "result",
+    FailedNote: "failed",
     WorkNote: "work",
     SampleNote: "sample",
+    SetsNote: "sets",
     KeysNote: "keys",
     LoadNote: "load",
 }

@@ -180,6 +180,10 @@ class SharedGroupWriter:
             if self._bytes > self.limit // 2:
                 self._flush()
 
+    def unpacked(self, query: str) -> int:
+        """Bytes of a query's partial rows in memory that are in files, so far."""
+        return int(self._group_bytes[self.place[query]]) + self._plain.unpacked(query)
+
     def close(self, whole: bool = False) -> dict[str, list[ResultFile]]:
         """Finishes the files; by query its entries."""
         if self._files is None:

@@ -21,7 +21,6 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from plait.errors import QueryError
 from plait.kernels import I64, U64
 from plait.kernels.sets import members_in, weights_in, within
 from plait.query.plan import Emit, Plan
@@ -103,11 +102,16 @@ class SharedWriter:
         self._files: dict[str, list[ResultFile]] | None = None
 
     def write(self, emits: Sequence[Emit], partial: Partial) -> None:
-        """A chunk of results that are the same rows for all of these queries, one emit for each."""
+        """A chunk of results that are the same rows for all of these queries, one emit for each.
+
+        All are computed before one is written.  One that cannot be computed may be a row of any of these queries.
+        """
         partial = of_emits(emits, partial)
         if not len(partial.hashes):
             return
-        table = pa.table(self._computed(emits, partial), names=list(self._columns))
+        first = emits[0]
+        computed = result_columns(first.query, first, partial, self._columns)
+        table = pa.table(computed, names=list(self._columns))
         bits = [(emit.member, self.place[emit.query]) for emit in emits]
         width = width_of(len(self.queries))
         if partial.sets is not None:
@@ -117,16 +121,6 @@ class SharedWriter:
         else:
             mine = as_words(sum(1 << place for _, place in bits), width)
             self.add(table, np.broadcast_to(mine, (table.num_rows, width)))
-
-    def _computed(self, emits: Sequence[Emit], partial: Partial) -> list[pa.Array]:
-        first = emits[0]
-        try:
-            return result_columns(first.query, first, partial, self._columns)
-        except QueryError:
-            # It may be a row of another query: the error names the one.
-            for emit in emits:
-                result_columns(emit.query, emit, partial.of_member(emit.member), self._columns)
-            raise
 
     def add(self, table: pa.Table, sets: U64 | None) -> None:
         """Rows of all queries, or those with the bit of its place of each."""
@@ -160,6 +154,12 @@ class SharedWriter:
             self._some_rows += members_in(sets)[: self._shared]
             self._some_bytes += weights_in(sets, row_bytes(table))[: self._shared]
 
+    def unpacked(self, query: str) -> int:
+        """Bytes of a query's rows in memory, so far."""
+        place = self.place[query]
+        some = int(self._some_bytes[place]) if place < self._shared else self._own[query].unpacked
+        return self._all.unpacked + some
+
     def close(self) -> dict[str, list[ResultFile]]:
         """Finishes the files; by query its entries."""
         if self._files is None:
@@ -192,6 +192,8 @@ class Shared(Protocol):
 
     def write(self, emits: Sequence[Emit], partial: Partial) -> None: ...
 
+    def unpacked(self, query: str) -> int: ...
+
     def close(self) -> dict[str, list[ResultFile]]: ...
 
     def abandon(self) -> None: ...
@@ -209,6 +211,11 @@ class Share:
         """Of the query, so far."""
         return int(self.writer.rows[self.writer.place[self.query]])
 
+    @property
+    def unpacked(self) -> int:
+        """Bytes of its rows in memory, so far."""
+        return self.writer.unpacked(self.query)
+
     def close(self) -> list[ResultFile]:
         """The query's entries; the files are finished for all."""
         return self.writer.close()[self.query]
@@ -218,16 +225,15 @@ class Share:
         self.writer.abandon()
 
 
-def write_shared(emits: Sequence[tuple[Share, Emit]], partial: Partial) -> None:
-    """A chunk of results, each row once for all queries that share it.
+def rounds(emits: Sequence[tuple[Share, Emit]]) -> Iterator[tuple[Shared, list[Emit]]]:
+    """Who writes the rows of a chunk, and for which queries: each row is written once for all that share it.
 
     A query that drives by two aliases may emit twice at a node: these are different results.
     """
-    rounds: dict[tuple[object, ...], tuple[Shared, list[Emit]]] = {}
+    found: dict[tuple[object, ...], tuple[Shared, list[Emit]]] = {}
     again: dict[str, int] = {}
     for share, emit in emits:
         number = again[emit.query] = again.get(emit.query, 0) + 1
         key = (id(share.writer), emit.columns, emit.values, number)
-        rounds.setdefault(key, (share.writer, []))[1].append(emit)
-    for writer, together in rounds.values():
-        writer.write(together, partial)
+        found.setdefault(key, (share.writer, []))[1].append(emit)
+    yield from found.values()

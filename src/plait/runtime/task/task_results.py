@@ -2,24 +2,29 @@
 
 Queries whose rows are kept and have the same columns share a writer, also those that make the same groups of them;
 those that are dropped are materialised once for all with the same columns, and counted for each.
+
+A query of which a row cannot be computed is given up in this task, and all that it has written: the driver is told of
+it, and parks it.  The others lose nothing, not even those that share the rows' file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from functools import partial as bound
 
+from plait.errors import QueryError
 from plait.kernels.sets import members_in
 from plait.query.plan import Emit
 from plait.runtime.task.computed import result_columns
 from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.group_writer import GroupWriter
-from plait.runtime.task.notes import ResultNote
+from plait.runtime.task.notes import CUT, FailedNote, ResultNote
 from plait.runtime.task.partial import Partial
 from plait.runtime.task.result_writer import ResultWriter
 from plait.runtime.task.shared_groups import SharedGroupWriter
-from plait.runtime.task.shared_results import Share, Shared, SharedWriter, alike, write_shared
+from plait.runtime.task.shared_results import Share, Shared, SharedWriter, alike, rounds
 from plait.state.segments.sieve import as_words
 
 
@@ -29,6 +34,8 @@ class TaskResults:
 
     context: EpochTask
     writers: dict[str, ResultWriter | GroupWriter | Share] = field(default_factory=dict)
+    failed: dict[str, QueryError] = field(default_factory=dict)
+    """The queries that are given up, and why."""
 
     @property
     def rows(self) -> int:
@@ -40,6 +47,8 @@ class TaskResults:
         dropped: dict[tuple[object, ...], list[Emit]] = {}
         shared: list[tuple[Share, Emit]] = []
         for emit in emits:
+            if emit.query in self.context.left_out or emit.query in self.failed:
+                continue
             writer = self.writers.get(emit.query)
             if writer is None:
                 writer = self.writers[emit.query] = self._writer(emit.query)
@@ -50,10 +59,44 @@ class TaskResults:
             else:
                 mine = partial.of_member(emit.member)
                 if len(mine.hashes):
-                    writer.write(emit, mine)
-        write_shared(shared, partial)
+                    self._written([emit], partial, bound(_write_own, writer, mine))
+        for together, some in rounds(shared):
+            self._written(some, partial, bound(together.write, partial=partial))
         for equal in dropped.values():
-            self._count(equal, partial)
+            self._written(equal, partial, bound(self._count, partial=partial))
+        self._cut()
+
+    def _written(self, emits: Sequence[Emit], partial: Partial, write: Callable[[Sequence[Emit]], None]) -> None:
+        """A chunk of results is written for these queries, without those of which a row cannot be computed.
+
+        `write` computes all rows before it writes one.
+        """
+        try:
+            write(emits)
+        except QueryError:
+            left = [emit for emit in emits if not self._fails(emit, partial)]
+            if len(left) == len(emits):
+                raise
+            if left:
+                write(left)
+
+    def _fails(self, emit: Emit, partial: Partial) -> bool:
+        names = [name for name, _ in self.context.plan.query_by_name[emit.query].columns]
+        try:
+            result_columns(emit.query, emit, partial.of_member(emit.member), names)
+        except QueryError as error:
+            self.failed[emit.query] = error
+            return True
+        return False
+
+    def _cut(self) -> None:
+        """Gives up queries with more rows than they may have, and than could be kept for them."""
+        for query, most in self.context.most_rows.items():
+            writer = self.writers.get(query)
+            if writer is None or query in self.failed or writer.rows <= most:
+                continue
+            if query not in self.context.kept or writer.unpacked > self.context.most_bytes:
+                self.failed[query] = QueryError(CUT, f"a task has stopped after {writer.rows:,} rows", "")
 
     def _count(self, emits: Sequence[Emit], partial: Partial) -> None:
         """Rows that queries with the same columns drop are materialised once, and counted for each."""
@@ -102,13 +145,24 @@ class TaskResults:
             return ResultWriter(name, columns, context.results, context.sync)
         return GroupWriter(name, columns, query.grouping, context.results, context.sync, self._group_bytes)
 
-    def close(self) -> Iterator[ResultNote]:
+    def close(self) -> Iterator[ResultNote | FailedNote]:
         """Finishes the files, and tells of them."""
+        needed = {id(w.writer) for q, w in self.writers.items() if isinstance(w, Share) and q not in self.failed}
         for query, writer in self.writers.items():
-            files = tuple(writer.close())
-            yield ResultNote(query, writer.rows, files)
+            if (error := self.failed.get(query)) is None:
+                files = tuple(writer.close())
+                yield ResultNote(query, writer.rows, files)
+                continue
+            if not isinstance(writer, Share) or id(writer.writer) not in needed:
+                writer.abandon()
+            yield FailedNote(query, error.code, error.cause, error.remedy, writer.rows)
 
     def abandon(self) -> None:
         """Removes what was written: the task has failed."""
         for writer in self.writers.values():
             writer.abandon()
+
+
+def _write_own(writer: ResultWriter | GroupWriter, rows: Partial, emits: Sequence[Emit]) -> None:
+    for emit in emits:
+        writer.write(emit, rows)

@@ -61,6 +61,7 @@ def copy(context: EpochTask, task: int, outbox: Outbox) -> None:
             deep=context.compress,
             sync=context.sync,
             verified_dir=context.verified_dir,
+            same_key=source.key == plan.store_by_id[copy.store].key,
         )
         outbox.note(task, CopyNote(copy.store, tuple(done.added), done.let_go))
         reached("task.build", context.epoch)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from plait.config import KEY_GROUPS
 from plait.kernels import U64
-from plait.query.store import ARRIVED, BORN, FOREVER, Filter, Store
+from plait.query.store import ARRIVED, BORN, FOREVER, HASH, Filter, Store
 from plait.state.files.segment_home import SegmentHome
 from plait.state.segments.block_segment import writing_deep
 from plait.state.segments.columns import take_table
@@ -67,8 +67,12 @@ def copied(
     deep: bool,
     sync: bool,
     verified_dir: str | None = None,
+    same_key: bool = False,
 ) -> Copied:
-    """Writes the rows of these segments of the source, in some key groups and born before an epoch, into the store."""
+    """Writes the rows of these segments of the source, in some key groups and born before an epoch, into the store.
+
+    With the `same_key` rows keep their hashes, and need not have the columns of the key.
+    """
     low, high = (group * (2**64 // KEY_GROUPS) for group in groups)
     old = [info for info in infos if info.min_born < before]
     runs = [open_segment(home, info, verified_dir) for info in old]
@@ -77,7 +81,8 @@ def copied(
         return done
     shape = shape_of(store, old, [run.names for run in runs], filters)
     run = new_run()
-    for tables in _parts(list(zip(old, runs, strict=True)), (low, high), part_bytes, shape, store, before):
+    parts = _parts(list(zip(old, runs, strict=True)), (low, high), part_bytes, shape, store, before, same_key)
+    for tables in parts:
         table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
         if store.ttl_us is not None:
             table = _aged(table, source_ttl_us, store.ttl_us)
@@ -88,11 +93,11 @@ def copied(
             done.let_go = before - 1 if horizon_us is not None else done.let_go
         wanted = shape.wanted(table)
         table = table if wanted is None else table.filter(pa.array(wanted))
-        nulls = null_rows(table, store.key)
+        nulls = None if same_key else null_rows(table, store.key)
         table = table if nulls is None else table.filter(pa.array(~nulls))
         if not table.num_rows:
             continue
-        hashes = hash_key(table, store.key)
+        hashes = table.column(HASH).to_numpy() if same_key else hash_key(table, store.key)
         order = np.argsort(hashes)
         names = [*shape.columns, *shape.masks, *([BORN] if shape.has_born else [])]
         rows = take_table(table.select(names), order)
@@ -109,8 +114,9 @@ def _parts(
     shape: Shape,
     store: Store,
     before: int,
+    same_key: bool,
 ) -> Iterator[list[pa.Table]]:
-    """The rows to be copied, with the columns of the key, in parts of bounded size."""
+    """The rows to be copied, with the columns of the key or their hashes, in parts of bounded size."""
     held: list[pa.Table] = []
     size = 0
     for info, run in sources:
@@ -123,7 +129,9 @@ def _parts(
             end = min(begin + step, last)
             rows = run.slice(begin, end)
             formed = shape.formed(info, rows, end - begin)
-            for name in store.key.columns:
+            if same_key:
+                formed = formed.append_column(HASH, pa.array(run.hashes[begin - run.first : end - run.first]))
+            for name in store.key.columns if not same_key else ():
                 if name not in formed.column_names:
                     formed = formed.append_column(name, rows.column(name))
             if info.max_born >= before:
