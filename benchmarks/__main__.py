@@ -97,6 +97,22 @@ def ilp(quick: Quick = False, out: Out = OUT, part: Part = None, repeat: Repeat 
 
 
 @app.command()
+def adhoc(
+    quick: Quick = False,
+    out: Out = OUT,
+    seconds: Annotated[int | None, typer.Option(min=1, help="For how long requests are sent at each rate.")] = None,
+    part: Part = None,
+    who: Who = None,
+    rate: Annotated[list[int] | None, typer.Option(min=1, help="Requests per second (repeatable).")] = None,
+    memory: Heap = None,
+) -> None:
+    """Measure queries that come to a running engine and go: how long a request waits until it is live (paper 004)."""
+    require_java()
+    wanted, counts = (tuple(part or ()), tuple(who or ())), tuple(rate or ())
+    _run("adhoc", out, Options(quick, None, seconds, *wanted, memory=memory, counts=counts))
+
+
+@app.command()
 def sets(
     quick: Quick = False,
     out: Out = OUT,
@@ -109,6 +125,21 @@ def sets(
     """Run 1 to 500 queries in one engine by paper 004's generator: counted work, and overall data throughput."""
     counts = tuple(sorted(set(count or ())))
     _run("sets", out, Options(quick, None, epochs, tuple(part or ()), repeat=repeat, memory=memory, counts=counts))
+
+
+@app.command()
+def sharing(
+    quick: Quick = False,
+    sf: Scale = None,
+    out: Out = OUT,
+    epochs: Epochs = None,
+    part: Part = None,
+    who: Who = None,
+    repeat: Repeat = None,
+    memory: Heap = None,
+) -> None:
+    """Run five and ten multi-way joins over TPC-H apart and together, as paper 001 does: throughput and state."""
+    _run("sharing", out, Options(quick, sf, epochs, tuple(part or ()), tuple(who or ()), repeat, memory=memory))
 
 
 @app.command()

@@ -31,7 +31,7 @@ import plait
 from plait.query.expr import ColumnRef
 from plait.query.graph import Alias, Equality, JoinGraph, Output, Window
 from plait.query.relation import ColumnDef, Relation
-from plait.runtime.answers.answer import LiveResults
+from plait.runtime.answers.live_results import LiveResults
 from plait.runtime.driver.sinks import Noop
 from plait.share.planner import Planner
 from plait.testing import LocalEngine

@@ -278,13 +278,14 @@ def cases(
     return Case(relations, schemas, queries, predicates, arrivals, clocks, seed, results)
 
 
-def fewer_stores(case: Case) -> Case:
-    """The case with random keys left out, as many as every driver can do without, or some of them."""
+def fewer_stores(case: Case, searches: bool = True) -> Case:
+    """The case with random keys left out, as many as can be, or some; without `searches`, none that a driver needs."""
     choose = random.Random(case.seed + 1)
-    return replace(case, queries={n: replace(q, graph=thinned(q.graph, choose)) for n, q in case.queries.items()})
+    graphs = {name: thinned(query.graph, choose, searches) for name, query in case.queries.items()}
+    return replace(case, queries={name: replace(q, graph=graphs[name]) for name, q in case.queries.items()})
 
 
-def thinned(graph: JoinGraph, choose: random.Random) -> JoinGraph:
+def thinned(graph: JoinGraph, choose: random.Random, searches: bool = True) -> JoinGraph:
     """A join whose aliases are stored by fewer keys."""
     keys = [(a.name, key) for a in graph.aliases for key in graph.every_key_of(a.name)]
     choose.shuffle(keys)
@@ -293,7 +294,7 @@ def thinned(graph: JoinGraph, choose: random.Random) -> JoinGraph:
         kept = frozenset((a.name, key) for a in graph.aliases for key in graph.keys_of(a.name)) - {one}
         if choose.random() < share and {alias for alias, _ in kept} == {a.name for a in graph.aliases}:
             fewer = replace(graph, stored=kept)
-            graph = fewer if is_executable(fewer) else graph
+            graph = fewer if searches or is_executable(fewer) else graph
     return graph
 
 
@@ -486,7 +487,7 @@ def random_orders(graph: JoinGraph, choose: random.Random) -> Orders:
         joined, order = [driver], []
         while len(joined) < len(graph.aliases):
             names = [a.name for a in graph.aliases if a.name not in joined]
-            order.append(choose.choice([n for n in names if graph.can_look_up(joined, n)]))
+            order.append(choose.choice([n for n in names if graph.can_search(joined, n)]))
             joined.append(order[-1])
         orders[driver] = tuple(order)
     return orders

@@ -74,6 +74,7 @@ def test_spark_appears_only_where_it_must(path: Path) -> None:
     here = str(path.relative_to(ROOT))
     if any(name.split(".")[0] in ("pyspark", "py4j") for name in imports(path)):
         facade = (
+            "attached.py",
             "engine.py",
             "launching.py",
             "queries.py",

@@ -3,6 +3,7 @@
 work2, work3               without Spark: lookups, matched rows and seconds against one unfiltered query per join
                            structure, and against one tree per query
 throughput2, throughput3   on Spark, at 1,000 rows per stream and second: rows per second summed over queries
+aggregates                 on Spark, at the same rate: aggregates of the same groups, finished together and apart
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from rich.console import Console
 
 from benchmarks.options import Options, chosen
 from benchmarks.report import publish
-from benchmarks.sets import throughput, work
+from benchmarks.sets import aggregates, throughput, work
 from benchmarks.sets.report import REPORT
 from plait.runtime.spark.java import require_java
 
-PARTS = ("work2", "work3", "throughput2", "throughput3")
+PARTS = ("work2", "work3", "throughput2", "throughput3", "aggregates")
 COUNTS, QUICK_COUNTS = (1, 10, 100, 500), (1, 10)
+AGGREGATES = (1, 10, 50)
 WORK_ROWS = {2: 45_000, 3: 10_000}
 """Rows per stream and epoch with which the join of one unfiltered query takes about a second."""
 QUICK_ROWS = {2: 300, 3: 100}
@@ -35,6 +37,7 @@ class Setup:
 
     parts: tuple[str, ...]
     counts: tuple[int, ...]
+    aggregates: tuple[int, ...]
     quick: bool
     work_epochs: int
     throughput_epochs: int
@@ -53,6 +56,7 @@ def settle(options: Options) -> Setup:
     return Setup(
         parts=chosen("part", options.parts, PARTS, PARTS),
         counts=options.counts or (QUICK_COUNTS if quick else COUNTS),
+        aggregates=options.counts or (QUICK_COUNTS if quick else AGGREGATES),
         quick=quick,
         work_epochs=options.epochs or (1 if quick else 2),
         throughput_epochs=options.epochs or (3 if quick else 40),
@@ -65,7 +69,7 @@ def settle(options: Options) -> Setup:
 def run(out: Path, options: Options, console: Console) -> int:
     """Run the benchmark and write its report into `out`; 0 if every query had the results of a plain count, else 1."""
     setup = settle(options)
-    if any(part.startswith("throughput") for part in setup.parts):
+    if any(not part.startswith("work") for part in setup.parts):
         require_java()
     with tempfile.TemporaryDirectory(prefix="sets-", dir=out) as scratch:
         done = publish("sets", setup, _measured(out, Path(scratch), setup, console), REPORT, out, console)
@@ -77,8 +81,15 @@ def _measured(out: Path, scratch: Path, setup: Setup, console: Console) -> Itera
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     for part in setup.parts:
-        ways = int(part[-1])
         say(f"{part} …")
+        if part == "aggregates":
+            rows = QUICK_ROWS[3] if setup.quick else THROUGHPUT_ROWS
+            size = throughput.Size(
+                setup.aggregates, rows, setup.throughput_epochs, setup.throughput_repeat, setup.memory
+            )
+            yield aggregates.aggregates(out, size, say)
+            continue
+        ways = int(part[-1])
         if part.startswith("work"):
             rows = (QUICK_ROWS if setup.quick else WORK_ROWS)[ways]
             yield work.work(ways, scratch, work.Size(setup.counts, rows, setup.work_epochs, setup.work_repeat), say)

@@ -56,7 +56,8 @@ def lines(part: Part, document: Document) -> Iterator[str]:
     if part["wrong"]:
         yield f"**NOT EQUAL**: {part['wrong']} results differ from a plain count."
         yield ""
-    yield from _work_lines(part) if part["kind"] == "work" else _throughput_lines(part)
+    kinds = {"work": _work_lines, "throughput": _throughput_lines, "aggregates": _aggregates_lines}
+    yield from kinds[part["kind"]](part)
 
 
 def _work_lines(part: Part) -> Iterator[str]:
@@ -154,6 +155,28 @@ def _throughput_lines(part: Part) -> Iterator[str]:
     )
 
 
+def _aggregates_lines(part: Part) -> Iterator[str]:
+    yield (
+        f"Aggregates over one join, {part['groups']} groups, other selections and windows; {part['rows']:,} rows per "
+        f"stream and epoch, two cores, {part['epochs']} epochs after {part['warm_up']}; {part['repeat']} run(s) by "
+        "turns, each in a process of its own; the median epoch counts.  *Answers* are made beside the next epoch, by "
+        "as many jobs as there are finishing plans: jobs are all of Spark's, per epoch.  Last answers compared with "
+        "DuckDB's."
+    )
+    yield ""
+    columns = ("queries", "who", "s per epoch", "÷ one query", "answers s", "partial groups", "files", "jobs")
+    rows = []
+    first = next((f for f in part["figures"] if f["queries"] == 1), None)
+    for figure in part["figures"]:
+        for who in ("together", "independent"):
+            if found := figure[who]:
+                one = None if first is None or not first[who] else found["seconds"] / first[who]["seconds"]
+                counts = [f"{found[measure]:,.1f}" for measure in ("groups", "files", "jobs")]
+                seconds = [_number(found["seconds"], 3), _number(one, 2), _number(found["answers"], 3)]
+                rows.append((str(figure["queries"]), who, *seconds, *counts))
+    yield from table(columns, rows, align="rlrrrrrr")
+
+
 def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
@@ -173,6 +196,11 @@ def draw(document: Document, figure: Figure) -> None:
         if part["kind"] == "work":
             _draw_work(left, part, "lookups", "lookups")
             _draw_work(right, part, "join", "seconds of join, result rows set aside")
+        elif part["kind"] == "aggregates":
+            _draw_aggregates(
+                left, part, "seconds", f"aggregates: seconds per epoch of {part['rows']:,} rows per stream"
+            )
+            _draw_aggregates(right, part, "groups", "aggregates: partial groups written per epoch")
         else:
             _draw_throughput(left, right, part)
     figure.suptitle("sets: many queries in one engine (paper 004's generator)")
@@ -186,6 +214,17 @@ def _draw_work(axes: Axes, part: Part, measure: str, label: str) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("queries")
     axes.set_title(f"{part['ways']}-way: {label}", fontsize=10)
+    axes.legend(fontsize=8)
+
+
+def _draw_aggregates(axes: Axes, part: Part, measure: str, label: str) -> None:
+    for who, colour in (("together", COLOURS["shared"]), ("independent", COLOURS["alone"])):
+        found = [(f["queries"], f[who][measure]) for f in part["figures"] if f[who]]
+        axes.plot([q for q, _ in found], [v for _, v in found], "o-", color=colour, label=who)
+    axes.set_xscale("log")
+    axes.set_ylim(0, None)
+    axes.set_xlabel("queries")
+    axes.set_title(label, fontsize=10)
     axes.legend(fontsize=8)
 
 

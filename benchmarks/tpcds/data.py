@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.epoch_files import SEED, complete, shuffled, write_epochs
-from benchmarks.tpcds.workloads import CHAIN, FIXED, ROWS_AT_SF1, TPCDS_TABLES, Workload
+from benchmarks.tpcds.workloads import CHAIN, COMPUTED, FIXED, ROWS_AT_SF1, TPCDS_TABLES, Workload
 
 CHAIN_FAN_OUT = 2
 FIXED_ROWS = 10
@@ -50,7 +50,7 @@ def count_results(workload: Workload, folder: Path) -> int:
 
 
 def _reader(workload: Workload, folder: Path, sf: float, epochs: int) -> Callable[[str, tuple[str, ...]], pa.Table]:
-    if workload is CHAIN:
+    if workload in (CHAIN, COMPUTED):
         return lambda table, columns: _random_table(table, columns, int(ROWS_AT_SF1 * sf) // 4, CHAIN_FAN_OUT)
     if workload is FIXED:
         return lambda table, columns: _random_table(table, columns, FIXED_ROWS * epochs, 1)

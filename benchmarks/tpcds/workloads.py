@@ -57,6 +57,17 @@ WHERE r1.a = r2.a AND r2.b = r3.b AND r3.c = r4.c
     {"r1": ("a", "x1"), "r2": ("a", "b", "x2"), "r3": ("b", "c", "x3"), "r4": ("c", "x4")},
 )
 
+COMPUTED = Workload(
+    "computed",
+    "the chain, with outputs computed over two streams each",
+    """
+SELECT r1.x1 + r4.x4 AS total, CASE WHEN r2.x2 < r3.x3 THEN r2.x2 ELSE r3.x3 END AS least
+FROM r1, r2, r3, r4
+WHERE r1.a = r2.a AND r2.b = r3.b AND r3.c = r4.c
+""",
+    CHAIN.columns,
+)
+
 FIXED = Workload("fixed", "fixed cost of an epoch", FOUR.sql, FOUR.columns)
 
-WORKLOADS = {w.name: w for w in (FOUR, STAR, CHAIN, FIXED)}
+WORKLOADS = {w.name: w for w in (FOUR, STAR, CHAIN, COMPUTED, FIXED)}

@@ -27,7 +27,7 @@ from plait.share.planner import Planner
 from plait.share.regroup import eager_owner, owner_of
 from plait.share.retention import complete_us, keep_us, with_ttls
 from plait.share.steps import FirstLook
-from plait.share.store_choice import chosen, stored_by
+from plait.share.store_choice import StoreKey, chosen, searched_instead, stored_by
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.manifest import LiveState
@@ -89,14 +89,16 @@ def _allocated(
     policy: str,
     *,
     apart: bool,
+    graphs: Mapping[str, JoinGraph] | None = None,
     owners: Mapping[str, str] | None = None,
 ) -> Admitted:
     """Stores for all queries of a catalog; those that wait for nothing any more become live.
 
-    `owners` are the groups of joins; None: those that they are in.
+    `graphs` are the joins with the keys by which they are stored, where these are decided already; `owners` are the
+    groups of joins, None: those that they are in.
     """
     epoch = live.epoch + 1
-    graphs = _stored(catalog, asked, live)
+    graphs = graphs or _stored(catalog, asked, live)
     if owners is None:
         owners = {} if apart else _owners(catalog, asked, graphs)
     wanted: dict[str, Wanted] = {}
@@ -183,20 +185,43 @@ def _stored(catalog: Catalog, asked: Asked, live: LiveState) -> dict[str, JoinGr
             graphs[join] = stored_by(graph, keys) if there and len(graph.aliases) > 1 else graph
     if asked.stores == "all":
         return graphs
-    fixed = {use.query for store in catalog.layout.mirs if store.mir is not None for use in store.mir.uses}
+    fixed = _feeding(catalog)
     rows = {
         relation: float(max(sum(i.rows for i in live.segments.get(s.id, ())) for s in stores))
         for relation in asked.relations
         if (stores := [s for s in catalog.layout.stores if s.relation == relation and s.key != NO_KEY])
     }
-    kept = frozenset(
+    return graphs | chosen({join: g for join, g in graphs.items() if join not in fixed}, rows, _kept(graphs, fixed))
+
+
+def _feeding(catalog: Catalog) -> set[str]:
+    """The joins that have a part in an intermediate result."""
+    return {use.query for store in catalog.layout.mirs if store.mir is not None for use in store.mir.uses}
+
+
+def _kept(graphs: Mapping[str, JoinGraph], fixed: set[str]) -> frozenset[StoreKey]:
+    """The stores of some joins."""
+    return frozenset(
         (alias.relation, key_of(graph, alias.name, key).columns)
         for join, graph in graphs.items()
         if join in fixed
         for alias in graph.aliases
         for key in graph.keys_of(alias.name)
     )
-    return graphs | chosen({join: g for join, g in graphs.items() if join not in fixed}, rows, kept)
+
+
+def _thinned(now: Admitted, asked: Asked, live: LiveState, policy: str, planner: Planner) -> Admitted | None:
+    """Without the stores that epochs have shown to cost more than searching others; None if all are worth keeping."""
+    uses = planner.store_uses()
+    waits = any(query.live_since is None for query in now.catalog.queries.values())
+    if uses is None or waits or now.catalog.layout.builds:
+        return None
+    fixed = _feeding(now.catalog)
+    free = {join: graph for join, graph in now.graphs.items() if join not in fixed}
+    fewer = searched_instead(free, uses, planner.tasks, _kept(now.graphs, fixed))
+    if fewer == free:
+        return None
+    return _allocated(now.catalog, now.catalog, asked, live, policy, apart=False, graphs={**now.graphs, **fewer})
 
 
 def _completed(now: Admitted, asked: Asked, done: set[str], live: LiveState, policy: str) -> Admitted:
@@ -279,6 +304,13 @@ def _stores_of(allocation: Allocation, join: str) -> dict[str, list[str]]:
         if name == join:
             found.setdefault(alias, []).extend(store for store in to_come if store not in found.get(alias, ()))
     return found
+
+
+def _all_stores(now: Admitted, entry: QueryEntry) -> frozenset[str]:
+    """What the joins of a query look up, and the MIRs that are kept for them."""
+    found = {store for of in entry.stores.values() for stores in of.values() for store in stores}
+    mirs = ((store.id, store.mir) for store in now.catalog.layout.mirs)
+    return frozenset(found | {id for id, mir in mirs if mir and any(use.query in entry.joins for use in mir.uses)})
 
 
 def history(live: LiveState) -> dict[str, StoreHistory]:
@@ -375,6 +407,8 @@ class Admission:
     planner: Planner | None = None
     in_force: Snapshot | None = None
     """None before `begin`."""
+    stores_judged: bool = False
+    """Whether it was asked, after a first period, which stores are worth keeping."""
     refused: Mapping[str, str] | None = None
     """Groups that no stores could be allocated for."""
 
@@ -387,7 +421,9 @@ class Admission:
     def catalog_in_force(self) -> CatalogInForce:
         """The catalog, as far as epochs and reports must know it."""
         queries = {
-            shown(q.id): QueryStatus(q.status, q.live_since, q.joins, q.floors)
+            shown(q.id): QueryStatus(
+                q.status, q.live_since, q.joins, q.floors, stores=_all_stores(self.now, q), budget=q.budget
+            )
             for q in self.now.catalog.queries.values()
         }
         return CatalogInForce(self.version, self.now.catalog.layout.builds, queries)
@@ -407,6 +443,12 @@ class Admission:
         self.now, self.planner, self.in_force = now, planner, _in_force(now, planner)
         return planner
 
+    def as_if_built(self, live: LiveState) -> Admission:
+        """The same once all of its builds are complete."""
+        done = {build.store for build in self.now.catalog.layout.builds}
+        now = _completed(self.now, self.asked, done, live, self.policy) if done else self.now
+        return Admission(self.checkpoint, self.config, self.asked, now, self.policy, self.planner)
+
     def put(self, before: Catalog) -> None:
         """Makes the catalog durable, if it is a new version."""
         self._put(before, self.now.catalog)
@@ -425,11 +467,12 @@ class Admission:
         }
         wishes = None if self.planner is None else self.planner.wishes
         moves = self._moves(done)
-        if not done and wishes is None and moves is None:
+        fewer = None if done or wishes is not None or moves is not None else self._fewer_stores(live)
+        if not done and wishes is None and moves is None and fewer is None:
             if self.planner is not None:
                 self.in_force = _in_force(self.now, self.planner)
             return None
-        now = _completed(self.now, self.asked, done, live, self.policy) if done else self.now
+        now = _completed(self.now, self.asked, done, live, self.policy) if done else fewer or self.now
         if moves is not None:
             now = self._regrouped(now, live, moves)
         if wishes is not None:
@@ -437,6 +480,14 @@ class Admission:
         self.checkpoint.check_fence()
         self._put(self.now.catalog, now.catalog)
         return self._run_with(now, live, None if self.planner is None else self.planner.knowledge())
+
+    def _fewer_stores(self, live: LiveState) -> Admitted | None:
+        """What goes on without the stores that are not worth keeping: judged once, after the first period of a run."""
+        may = self.config.stores == "auto" and self.config.sharing != "independent"
+        if not may or self.stores_judged or self.planner is None or self.planner.store_uses() is None:
+            return None
+        self.stores_judged = True
+        return _thinned(self.now, self.asked, live, self.policy, self.planner)
 
     def _moves(self, done: set[str]) -> Mapping[str, str] | None:
         """Groups for which stores must be allocated anew: others than before, or stores that are filled by now."""

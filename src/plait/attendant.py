@@ -1,6 +1,6 @@
 """Attends to what other processes ask of a running engine (`state/log/requests.py`).
 
-A thread looks for requests several times a second.  A query is read and checked here, beside the running epoch; what is
+A thread looks for requests many times a second.  A query is read and checked here, beside the running epoch; what is
 wrong with it is told to its sender at once.  Otherwise the sender gets its answer when the change is part of the
 catalog: by then it outlives a crash.  A request that was not answered before one is attended to again after it; a
 query that is there with the same text is as good as added.
@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from plait.catalog.catalog import Catalog
 from plait.errors import PlaitError, QueryError
 from plait.state.files.storage import Files
 from plait.state.log.requests import MOST_KEPT_SECONDS, Answer, Request, put_answer, tidy, waiting
 
-POLL_SECONDS = 0.2
-"""How often requests are looked for."""
+POLL_SECONDS, REMOTE_POLL_SECONDS = 0.02, 0.5
+"""How often requests are looked for, on this machine and behind a URI."""
 SINKS = ("noop", "memory", "console", "parquet")
 """Kinds of sinks that can be asked for from outside: no code comes with a request."""
 REQUEST = "request"
@@ -30,8 +31,11 @@ REQUEST = "request"
 class Attendant:
     """The requests of one engine, while it runs."""
 
-    carry_out: Callable[[Request], None]
-    """Registers or drops what is asked for; raises a PlaitError, and changes nothing, if it cannot be."""
+    carry_out: Callable[[Request], Mapping[str, Any] | None]
+    """Registers or drops what is asked for; raises a PlaitError, and changes nothing, if it cannot be.
+
+    Of a request that is not to change anything: what it would do.
+    """
     catalog: Callable[[], Catalog]
     """The catalog in force."""
     files: Files
@@ -51,13 +55,13 @@ class Attendant:
         while self.running():
             try:
                 self.attend()
-                if looked % 256 == 0:
+                if looked % 4096 == 0:
                     tidy(self.files, time.time() - MOST_KEPT_SECONDS)
             except (PlaitError, OSError):
                 # A disk that is full or away: the requests are still there when it is back.
                 pass
             looked += 1
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS if self.files.local else REMOTE_POLL_SECONDS)
 
     def attend(self) -> None:
         """Looks for requests once, and answers those whose changes have been admitted."""
@@ -67,10 +71,15 @@ class Attendant:
             elif id not in self.admitting:
                 try:
                     refuse_code(request)
-                    self.carry_out(request)
-                    self.admitting[id] = request
+                    told = self.carry_out(request)
+                    if told is None:
+                        self.admitting[id] = request
+                    else:
+                        put_answer(self.files, id, Answer(True, "not added", preview=told))
                 except PlaitError as error:
                     put_answer(self.files, id, Answer(False, code=error.code, cause=error.cause, remedy=error.remedy))
+            # Others need not wait until all have been read.
+            self.answer()
         self.answer()
 
     def answer(self) -> None:

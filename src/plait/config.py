@@ -91,9 +91,10 @@ class Config:
     """The share of the queries that may come or go before groups, and the incremental optimiser's orders, are
     computed from scratch instead of being adapted."""
 
-    stores: str = "all"
+    stores: str = "auto"
     """By which keys streams are stored.  `all`: by every key that any probe order might use.  `auto`: without those for
-    which a wider key stands, as far as probe orders can do without; a live query never gets them back."""
+    which a wider key stands, as far as probe orders can do without; and, from the end of the first period on, without
+    those that cost more than searching another store of the stream.  A live query never gets them back."""
 
     sharing_seconds: float = 0.5
     """What choosing orders together may take each time; the best that is found by then is used."""

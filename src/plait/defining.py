@@ -15,7 +15,7 @@ from plait.query.relation import Relation
 from plait.runtime.answers.answer import Answer, output_mode
 from plait.runtime.driver.sinks import Keep
 from plait.share.retention import final_us, with_ttls
-from plait.sql.answer.residual import Residual, only_aggregate
+from plait.sql.answer.residual import Residual
 from plait.sql.catalyst.read_query import ReadQuery, read_query
 
 
@@ -63,7 +63,7 @@ def _refuse_tables_only(world: World, name: str, read: ReadQuery) -> None:
 
 def _final_us(world: World, name: str, residual: Residual) -> int:
     """How far the watermark has to be past a group's end until it is final; refused if that is never."""
-    aggregate = only_aggregate(residual.root)
+    aggregate = residual.only_source
     assert aggregate is not None
     assert aggregate.graph is not None
     assert aggregate.closing is not None

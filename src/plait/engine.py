@@ -4,41 +4,51 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from plait.admission import Admission, Snapshot
+from plait.admission import Snapshot
 from plait.attendant import REQUEST, Attendant
 from plait.catalog.catalog import Catalog
 from plait.catalog.settings import refuse_changed_meaning
 from plait.config import Config
 from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
-from plait.launching import Launching
-from plait.queries import Desk, QueryHandle
+from plait.explain_sharing import Measured
+from plait.launching import Launcher
+from plait.preview import Preview
+from plait.queries import Desk, QueryHandle, budget_of
+from plait.query.budget import Budget
+from plait.query.layout import shown
 from plait.query.plan import Plan
 from plait.registry import Registry
 from plait.run import Run
 from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.missed import deliver_missed
-from plait.runtime.driver.parking import Parking
 from plait.runtime.driver.source_log import choose_sources, refuse_fixed
-from plait.runtime.driver.steady_clock import SteadyClock
 from plait.runtime.driver.verified import forget_verified
 from plait.runtime.spark.frames import is_classic
 from plait.sql.catalyst.sql_settings import meaning
 from plait.starting import streamed
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
-from plait.state.log.manifest import LiveState
 from plait.state.log.requests import Request
 
 
-class Engine(Launching):
+class _Block(threading.local):
+    """The blocks of `Engine.changes` that a thread has opened."""
+
+    depth = 0
+    holds = False
+    """Whether something has been changed in them, so that admission waits for their end."""
+
+
+class Engine:
     """Joins registered streams by registered queries, all in one Spark streaming query.
 
     Everything durable lies below `checkpoint`; starting again on it continues exactly where the last commit was.
@@ -59,8 +69,10 @@ class Engine(Launching):
         except BaseException:
             self.checkpoint.close()
             raise
-        self._catalog = Catalog() if found is None else Catalog.from_json(found)
+        catalog = Catalog() if found is None else Catalog.from_json(found)
         self._registered = Registry(spark, lambda: self._in_force, lambda id: self._desk.complete_us(id))
+        self._launcher = Launcher(spark, self.config, self.checkpoint, catalog, self._registered, self._restore)
+        self._lock = self._launcher.lock
         self._desk = Desk(
             spark,
             self.checkpoint,
@@ -68,27 +80,16 @@ class Engine(Launching):
             plan=lambda: self.plan,
             catalog=lambda: self._in_force,
             changing=self._changing,
-            run=lambda: self._run,
-            queries=self._registered.queries,
-            parked=lambda id: self._parking.of(id),
+            run=lambda: self._launcher.run,
+            parked=lambda id: self._launcher.parking.of(id),
             resume=self.resume,
+            queries=self._registered.queries,
+            known=self._launcher.known,
         )
-        self._run: Run | None = None
-        self._admission: Admission | None = None
-        self._running: Admission | None = None
-        """The admission of the last start: versions are added while it runs."""
-        self._live = LiveState()
-        self._parking = Parking(self.checkpoint, self.config)
-        self._clock = SteadyClock(self.config.max_future_us)
         self._closed = False
-        self._lock = threading.RLock()
-        """Held while something is registered, and while what is registered is admitted."""
-        self._holding = 0
-        """Blocks of `changes` that are open."""
+        self._block = _Block()
         self._is_changed = False
         """Whether something has been registered or dropped since the last admission was asked for."""
-        self._asked_at: float | None = None
-        """When the first change was made that waits for its admission; None if none does."""
 
     def stream(
         self, name: str, df: DataFrame, ttl: str | None = None, needed: str | None = None, keep: str = "used"
@@ -121,18 +122,26 @@ class Engine(Launching):
             before = self._registered.memento()
             add()
             try:
-                if self._run is not None and self._is_running:
-                    catalog = self._proposed(self._in_force, self._run.live).now.catalog
+                if self._launcher.run is not None and self._is_running:
+                    catalog = self._launcher.proposed(self._in_force, self._launcher.run.live).now.catalog
                     old = before.relations.keys() - before.tables
                     new = self._registered.relations.keys() - self._registered.tables
                     refuse_fixed(self.checkpoint, self.spark, old, new)
-                    choose_sources(self.checkpoint, self.spark, self._frames_of(streamed(catalog)))
+                    choose_sources(self.checkpoint, self.spark, self._launcher.frames_of(streamed(catalog)))
             except BaseException:
                 self._registered.go_back(before)
                 raise
             self._changed()
 
-    def query(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
+    def query(
+        self,
+        name: str,
+        sql: str,
+        output_mode: str | None = None,
+        since: str | None = None,
+        max_rows_per_epoch: int | None = None,
+        max_state: str | None = None,
+    ) -> QueryHandle:
         """Registers a query over the streams; it is read and checked at once, and runs from `start` on.
 
         While the engine runs, from any thread: it is admitted after the running epoch, beside which it is read and
@@ -148,29 +157,69 @@ class Engine(Launching):
         among rows that are there; `new` takes no notice of older rows.  The default is `now`, or `new` for queries with
         semi, anti or outer joins, whose streams must begin together.  A query that lives there with another text is
         refused: see `replace`.
-        """
-        return self._define(name, sql, output_mode, since, replaces=False)
 
-    def replace(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> QueryHandle:
+        With more joined rows in an epoch than `max_rows_per_epoch`, or a larger share of the state than `max_state`
+        (such as "2g"), the query is parked, and the others go on; `QueryHandle.limit` sets other limits.
+        """
+        budget = budget_of(max_rows_per_epoch, max_state)
+        return self._define(name, sql, output_mode, since, budget, replaces=False)
+
+    def preview(self, name: str, sql: str, output_mode: str | None = None, since: str | None = None) -> Preview:
+        """What `query` with these arguments would do, without doing it: floors, stores to be built, the expected cost.
+
+        Under a name that is there already: what `replace` would do.
+        """
+        with self._lock:
+            self._refuse_if_closed("a query cannot be read")
+            if name not in self._registered.queries:
+                self._restore()
+            replaces = name in self._registered.queries
+            read = self._registered.reading(name, sql, output_mode, since, replaces)
+        made = read()
+        with self._lock:
+            before = self._registered.memento()
+            known = self._planned().plan if before.queries else None
+            try:
+                if not self._registered.register(made, replaces):
+                    raise QueryError("DUPLICATE_QUERY", f"{name!r} has been defined meanwhile", "ask again")
+                return self._launcher.previewed(name, known)
+            finally:
+                self._registered.go_back(before)
+
+    def replace(
+        self,
+        name: str,
+        sql: str,
+        output_mode: str | None = None,
+        since: str | None = None,
+        max_rows_per_epoch: int | None = None,
+        max_state: str | None = None,
+    ) -> QueryHandle:
         """Registers a query like `query`, instead of the one that lives under this name; also while the engine runs.
 
         With the text that lives there already nothing changes, so the call may stay in the program.  Rows that were
         committed under the old text have gone to the old sink; those that were kept are deleted.
         """
-        return self._define(name, sql, output_mode, since, replaces=True)
+        budget = budget_of(max_rows_per_epoch, max_state)
+        return self._define(name, sql, output_mode, since, budget, replaces=True)
 
     def drop(self, name: str) -> None:
         """Ends a query, a stream or a table that lives on the checkpoint, with the next start.
 
-        A query may be dropped while the engine runs: it ends with the running epoch.  Its kept results, and the state
-        that serves no other query, are deleted.  What is not there is no error, so the call may stay in the program.
+        A query may be dropped while the engine runs: it ends with the running epoch.  If that is busy with the query's
+        first pass over state (`since="state"`), the pass is given up, and the epoch run without it.  Its kept
+        results, and the state that serves no other query, are deleted.  What is not there is no error, so the call may
+        stay in the program.
         """
         with self._lock:
             self._refuse_if_closed("nothing can be dropped")
             if name in self._registered.relations:
                 self._refuse_if_running("a stream or table cannot be dropped")
+            dropped = self._registered.queries.get(name)
             self._registered.drop(name)
             self._changed()
+        if dropped is not None and self._launcher.run is not None:
+            self._launcher.run._give_up_first_pass(set(dropped.graphs))
 
     def resume(self, name: str, skip: bool = False) -> None:
         """Lets a parked query go on: its sink gets the epochs that it missed, in order, and then those to come.
@@ -184,52 +233,67 @@ class Engine(Launching):
             if name not in self._registered.queries:
                 self._restore()
             id = self._desk.registered(name).id
-            self._parking.ask(id, skip)
+            self._launcher.parking.ask(id, skip)
         failed: dict[str, PlaitError] = {}
-        run = self._run
+        run = self._launcher.run
         if run is not None and self._is_running:
             run._between_epochs(lambda driver: failed.update(deliver_missed(driver)))
         if id in failed:
             raise failed[id]
 
-    def _define(self, name: str, sql: str, output_mode: str | None, since: str | None, replaces: bool) -> QueryHandle:
+    def _define(
+        self, name: str, sql: str, output_mode: str | None, since: str | None, budget: Budget, replaces: bool
+    ) -> QueryHandle:
         while True:
             with self._lock:
                 self._refuse_if_closed("a query cannot be added")
                 read = self._registered.reading(name, sql, output_mode, since, replaces)
             # Without the lock: epochs begin meanwhile, and others have their queries read.
             made = read()
+            made.budget = budget
             with self._lock:
                 self._refuse_if_closed("a query cannot be added")
                 before = self._registered.memento()
                 if not self._registered.register(made, replaces):
                     continue
                 try:
-                    if self._run is not None and self._is_running:
+                    if self._launcher.run is not None and self._is_running:
                         # What admission would refuse is told to the caller; the run goes on as it is.
-                        self._proposed(self._in_force, self._run.live)
+                        self._launcher.proposed(self._in_force, self._launcher.run.live)
                 except BaseException:
                     self._registered.go_back(before)
                     raise
                 self._changed()
                 return QueryHandle(self, name)
 
-    def _carry_out(self, request: Request) -> None:
-        """What another process asks for (`plait add`, `drop`, `replace`), as if the program had done it."""
+    def _carry_out(self, request: Request) -> Mapping[str, Any] | None:
+        """What another process asks for (`plait add`, `drop`, `replace`), as if the program had done it.
+
+        Returns the preview of a change that is not to be made.
+        """
         name, sink = request.name, request.sink
+        if request.dry_run:
+            found = self.preview(name, request.sql, request.output_mode, request.since)
+            return {**found.json, "text": found.text}
+        budget = budget_of(request.max_rows_per_epoch, request.max_state)
         if request.operation == "resume":
+            if budget != Budget() and name in self._registered.queries:
+                QueryHandle(self, name).limit(request.max_rows_per_epoch, request.max_state)
             self.resume(name, request.skip)
-            return
+            return None
         with self.changes():
             if request.operation == "drop":
                 if name in self._registered.relations:
                     raise QueryError("NO_QUERY", f"{name!r} is a stream or table", "drop these in the program")
                 self.drop(name)
-                return
+                return None
             there = self._registered.queries.get(name)
             if there is not None and there.origin == REQUEST and there.sql == request.sql:
-                return
-            made = self._define(name, request.sql, request.output_mode, request.since, request.operation == "replace")
+                if there.budget != budget:
+                    QueryHandle(self, name).limit(request.max_rows_per_epoch, request.max_state)
+                return None
+            replaces = request.operation == "replace"
+            made = self._define(name, request.sql, request.output_mode, request.since, budget, replaces)
             self._registered.queries[name].origin = REQUEST
             try:
                 if sink is not None:
@@ -238,6 +302,7 @@ class Engine(Launching):
                 with self._lock:
                     self._registered.take_back(name, there)
                 raise
+        return None
 
     def _restore(self) -> None:
         """Queries that other processes have added."""
@@ -270,19 +335,35 @@ class Engine(Launching):
                 for n in ([name] if name else self._registered.queries)
             )
         now = self._planned()
-        return explain(now.plan, now.graphs, self._registered.relations, format, now.optimiser, now.catalog)
+        relations = self._registered.relations
+        return explain(now.plan, now.graphs, relations, format, now.optimiser, now.catalog, self._measured(now))
+
+    def _measured(self, now: Snapshot) -> Measured:
+        """What rests in the stores, and what the last epoch counted if it had the plan that is in force."""
+        run = self._launcher.run
+        live = self._launcher.live if run is None else run.live
+        sizes = {
+            store: (sum(info.rows for info in infos), sum(info.live_bytes for info in infos))
+            for store, infos in live.segments.items()
+        }
+        last = None if run is None else run.newest
+        orders = {shown(q.name): {alias: list(order) for alias, order in q.orders} for q in now.plan.queries}
+        there = {node.id for node in now.plan.nodes()}
+        if last is None or last.orders != orders or not there.issuperset(last.edges):
+            return Measured(sizes)
+        return Measured(sizes, last.edges)
 
     def _planned(self) -> Snapshot:
         """What is in force for all registered queries; made anew when something has been registered or dropped."""
         if not self._registered.queries:
             raise QueryError("NO_QUERY", "the engine has no query", "register one with engine.query(name, sql)")
-        if self._running is not None and self._running.in_force is not None and self._is_running:
-            return self._running.in_force
-        admission = self._admission
+        if self._launcher.running is not None and self._launcher.running.in_force is not None and self._is_running:
+            return self._launcher.running.in_force
+        admission = self._launcher.admission
         if admission is None:
-            admission = self._admit()
-            admission.begin(self._live, None)
-            self._admission = admission
+            admission = self._launcher.admit()
+            admission.begin(self._launcher.live, None)
+            self._launcher.admission = admission
         assert admission.in_force is not None
         return admission.in_force
 
@@ -305,25 +386,42 @@ class Engine(Launching):
         self._restore()
         if self._registered.relations.keys() <= self._registered.tables:
             raise StreamError("NO_STREAM", "the engine has no stream", "register one with engine.stream(name, df)")
-        self._run = Run(partial(self._begin, available_now, every), self._admit_in_place, not available_now)
+        self._launcher.run = Run(
+            partial(self._launcher.begin, available_now, every), self._launcher.admit_in_place, not available_now
+        )
         attendant.answer()
         attendant.start()
-        return self._run
+        return self._launcher.run
 
     @contextmanager
     def changes(self) -> Iterator[None]:
         """All that is registered, replaced or dropped inside is admitted together, when the block is left.
 
-        While the engine runs, a query that gets its sink in the same block has it from its first row on.
+        While the engine runs, a query that gets its sink in the same block has it from its first row on.  Admission is
+        held back from the first of these changes on, not while that is read and checked.
         """
-        with self._lock:
-            self._holding += 1
+        block = self._block
+        block.depth += 1
         try:
             yield
         finally:
+            block.depth -= 1
             with self._lock:
-                self._holding -= 1
+                if block.holds and not block.depth:
+                    block.holds = False
+                    self._launcher.holding -= 1
                 self._tell_the_run()
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """As `changes`; if an error leaves the block, nothing in it has happened."""
+        with self.changes(), self._lock:
+            before = self._registered.memento()
+            try:
+                yield
+            except BaseException:
+                self._registered.go_back(before)
+                raise
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
@@ -335,16 +433,19 @@ class Engine(Launching):
 
     def _changed(self) -> None:
         """Something was registered or dropped."""
-        self._admission = None
+        self._launcher.admission = None
         self._is_changed = True
-        self._asked_at = self._asked_at or time.monotonic()
+        if self._block.depth and not self._block.holds:
+            self._block.holds = True
+            self._launcher.holding += 1
+        self._launcher.asked_at = self._launcher.asked_at or time.monotonic()
         self._tell_the_run()
 
     def _tell_the_run(self) -> None:
         """A running engine admits what has changed after the running epoch."""
-        if self._run is not None and self._is_changed and not self._holding and self._is_running:
+        if self._launcher.run is not None and self._is_changed and not self._launcher.holding and self._is_running:
             self._is_changed = False
-            self._run.change()
+            self._launcher.run.change()
 
     def queries(self) -> list[QueryHandle]:
         """The queries that are registered."""
@@ -354,8 +455,8 @@ class Engine(Launching):
         """Stops the run, if any, and lets the checkpoint go."""
         self._closed = True
         try:
-            if self._run is not None:
-                self._run.stop()
+            if self._launcher.run is not None:
+                self._launcher.run.stop()
         finally:
             forget_verified(self.checkpoint)
             self.checkpoint.close()
@@ -372,8 +473,13 @@ class Engine(Launching):
         refuse_changed_meaning(self.checkpoint.settings(now), now)
 
     @property
+    def _in_force(self) -> Catalog:
+        """The catalog that the last epoch ran with, or that the next will, while the engine runs."""
+        return self._launcher.in_force
+
+    @property
     def _is_running(self) -> bool:
-        return self._run is not None and self._run.is_active
+        return self._launcher.run is not None and self._launcher.run.is_active
 
     def _refuse_if_closed(self, what: str) -> None:
         if self._closed:

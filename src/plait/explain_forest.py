@@ -53,7 +53,10 @@ class _Told:
         step = node.step
         pad = "  " * depth
         names = self._names(node)
-        if step.hop != hop and step.stays:
+        if step.by is not None:
+            carried = ", ".join(_column(c, names) for c in step.key)
+            yield f"{pad}⇒ to every task, with {carried} (edge {node.id})"
+        elif step.hop != hop and step.stays:
             yield f"{pad}⇒ wait for hop {step.hop} (edge {node.id})"
         elif step.hop != hop:
             carried = ", ".join(_column(c, names) for c in step.key)
@@ -63,7 +66,8 @@ class _Told:
             held = [name for i, name in enumerate(names[self._slot(node)]) if step.below >> i & 1]
             epochs += f" (new {', '.join(held)} only)" if len(held) < len(names[self._slot(node)]) else ""
         alone, *lines = self._seen(step.seen, node.members)
-        yield f"{pad}probe {step.store}, {epochs}{alone}{self._for(node.members) if node.members != above else ''}"
+        how = "probe" if step.by is None else f"search by {', '.join(step.by.columns)} in"
+        yield f"{pad}{how} {step.store}, {epochs}{alone}{self._for(node.members) if node.members != above else ''}"
         yield from (f"{pad}  {line}" for line in lines)
         for check in step.checks:
             condition = replaced(check.condition, lambda ref: _renamed(ref, names))

@@ -1,7 +1,7 @@
-"""The half of an engine that admits what is registered: at a start, and between two epochs while it runs.
+"""How what is registered with an engine is admitted: at a start, and between two epochs while it runs.
 
 Engine (engine.py)       what users call: it registers, under a lock
-Launching (this file)    what is registered becomes a catalog, a plan, and a streaming query of Spark
+Launcher (this file)     what is registered becomes a catalog, a plan, and a streaming query of Spark
 Run (run.py)             when: a start, between two epochs, or by stopping and starting Spark's query
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -23,11 +23,14 @@ from plait.catalog.catalog import Catalog
 from plait.catalog.upgrade import filters_of, upgraded
 from plait.config import Config
 from plait.errors import PlaitError
-from plait.queries import Desk, watermark_policy
+from plait.preview import Preview, preview
+from plait.queries import watermark_policy
+from plait.query.plan import Plan
 from plait.query.store import Input
 from plait.registry import Registry
 from plait.run import Admits, Run, Started, guarded
-from plait.runtime.answers.answer import Answer, LiveResults, Sources
+from plait.runtime.answers.answer import Answer, Sources
+from plait.runtime.answers.live_results import LiveResults
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.deliver import catch_up, claim
 from plait.runtime.driver.driver import Driver, Feedback, InForce, Services
@@ -56,50 +59,65 @@ from plait.starting import (
 )
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
+from plait.state.log.events import mean_rows
 from plait.state.log.manifest import LiveState, modernised
 
 
-class Launching:
-    """Admits what is registered, and starts Spark."""
+class Launcher:
+    """Admits what is registered with one engine, and starts Spark."""
 
-    spark: SparkSession
-    config: Config
-    checkpoint: Checkpoint
-    _registered: Registry
-    _desk: Desk
-    _catalog: Catalog
-    _live: LiveState
-    _clock: SteadyClock
-    _parking: Parking
-    _lock: threading.RLock
-    _run: Run | None
-    _admission: Admission | None
-    _running: Admission | None
-    _holding: int
-    _asked_at: float | None
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        checkpoint: Checkpoint,
+        catalog: Catalog,
+        registered: Registry,
+        restore: Callable[[], None],
+    ) -> None:
+        """`catalog` is the newest of the checkpoint; `restore` defines queries that other processes have added."""
+        self.spark, self.config, self.checkpoint = spark, config, checkpoint
+        self.registered = registered
+        self.restore = restore
+        self.catalog = catalog
+        """That the last start, or change, has admitted."""
+        self.live = LiveState()
+        """What was committed at the last start."""
+        self.parking = Parking(checkpoint, config)
+        self.clock = SteadyClock(config.max_future_us)
+        self.known: set[str] = set()
+        """Result files in force that this engine has written or verified."""
+        self.lock = threading.RLock()
+        """Held while something is registered, and while what is registered is admitted."""
+        self.run: Run | None = None
+        """The run under way, or the last one."""
+        self.admission: Admission | None = None
+        """What is registered, as it would be admitted; None once something else is."""
+        self.running: Admission | None = None
+        """The admission of the last start: versions are added while it runs."""
+        self.holding = 0
+        """Blocks of `changes` that are open and have changed something: nothing is admitted meanwhile."""
+        self.asked_at: float | None = None
+        """When the first change was made that waits for its admission; None if none does."""
 
-    def _restore(self) -> None:
-        """Defines queries again that other processes have added."""
-        raise NotImplementedError
-
-    def _begin(self, available_now: bool, every: str | None, before: Started | None) -> Started:
+    def begin(self, available_now: bool, every: str | None, before: Started | None) -> Started:
         """Admits what is registered, and starts Spark's streaming query; `before` ran the epochs until now."""
-        with self._lock:
-            begun, asked_at = time.monotonic(), self._asked_at
-            admission = self._admit()
-            last = None if before is None or self._running is None else self._running.planner
+        with self.lock:
+            begun, asked_at = time.monotonic(), self.asked_at
+            admission = self.admit()
+            last = None if before is None or self.running is None else self.running.planner
             learnt = self.checkpoint.statistics() if last is None else last.knowledge()
-            planner = admission.begin(self._live, learnt)
-            self._admission = admission
+            planner = admission.begin(self.live, learnt)
+            self.admission = admission
             feedback = Feedback(planner, progress=deque(maxlen=self.config.history))
             if before is not None:
                 feedback = replace(before.driver.feedback, planner=planner)
             driver = Driver(self._services(admission), self._first(admission, planner), feedback)
             driver.replays = will_replay(self.checkpoint)
-            refuse_other_positions(self.checkpoint, self.spark, admission.now.catalog, self._registered.frames)
+            refuse_other_positions(self.checkpoint, self.spark, admission.now.catalog, self.registered.frames)
             streams = streamed(admission.now.catalog)
             selections = selected(streams, None if before is None else before.selections)
-            sources = choose_sources(self.checkpoint, self.spark, self._frames_of(streams))
+            sources = choose_sources(self.checkpoint, self.spark, self.frames_of(streams))
             buckets = reduce(
                 DataFrame.union, [bucketised(sources.frames[name], name, chosen) for name, chosen in selections.items()]
             )
@@ -111,16 +129,16 @@ class Launching:
             )
             writer = triggered(writer, available_now, every)
             deliver_to_old_sinks(
-                driver, self._catalog, admission.now.catalog, self._registered.relations, self._registered.frames
+                driver, self.catalog, admission.now.catalog, self.registered.relations, self.registered.frames
             )
             forget_origins(self.spark)
             try:
-                if self._catalog.version == 0 and catalogs.newest(self.checkpoint.files) is None:
-                    catalogs.put(self.checkpoint.files, 0, self._catalog.to_json())
-                admission.put(self._catalog)
-                self._catalog, self._running = admission.now.catalog, admission
-                self._registered.admitted()
-                self._parking.forget({entry.id for entry in self._catalog.queries.values()})
+                if self.catalog.version == 0 and catalogs.newest(self.checkpoint.files) is None:
+                    catalogs.put(self.checkpoint.files, 0, self.catalog.to_json())
+                admission.put(self.catalog)
+                self.catalog, self.running = admission.now.catalog, admission
+                self.registered.admitted()
+                self.parking.forget({entry.id for entry in self.catalog.queries.values()})
                 catch_up(driver)
                 deliver_missed(driver)
                 sources.record(self.checkpoint)
@@ -130,32 +148,32 @@ class Launching:
                 raise translated(error) from error
             if before is not None:
                 self._count_change("restart", driver, asked_at, begun)
-            self._asked_at = None
+            self.asked_at = None
             return started
 
-    def _frames_of(self, streams: Iterable[Input]) -> dict[str, DataFrame]:
-        return {i.relation: self._registered.frames[i.relation] for i in streams}
+    def frames_of(self, streams: Iterable[Input]) -> dict[str, DataFrame]:
+        return {i.relation: self.registered.frames[i.relation] for i in streams}
 
-    def _admit_in_place(self, now: Started) -> Admits:
+    def admit_in_place(self, now: Started) -> Admits:
         """Admits what is registered within what Spark's streaming query selects; called between two epochs.
 
         The next epoch runs with it.  Whoever dies on the way leaves the old version, or the new one: that is written
         before anything else changes.
         """
         driver, begun = now.driver, time.monotonic()
-        with self._lock:
-            if self._asked_at is None or self._run is None:
+        with self.lock:
+            if self.asked_at is None or self.run is None:
                 return Admits.DONE
-            if self._holding or driver.replays:
+            if self.holding or driver.replays:
                 return Admits.LATER
-            assert self._running is not None
-            last = self._running.planner
+            assert self.running is not None
+            last = self.running.planner
             assert last is not None
-            before, live = self._in_force, driver.now.live
+            before, live = self.in_force, driver.now.live
             try:
-                admission = self._proposed(before, live, last)
+                admission = self.proposed(before, live, last)
                 catalog = admission.now.catalog
-                refuse_other_positions(self.checkpoint, self.spark, catalog, self._registered.frames)
+                refuse_other_positions(self.checkpoint, self.spark, catalog, self.registered.frames)
                 if not is_covered(streamed(catalog), now.selections):
                     return Admits.RESTART
                 planner = admission.begin(live, last.knowledge())
@@ -164,7 +182,7 @@ class Launching:
                     sinks=self._sinks(),
                     changes=admission,
                     sources=Sources(self._answers(), driver.services.sources.live),
-                    tables=loads(admission.now, self._registered.frames, live.epoch + 1),
+                    tables=loads(admission.now, self.registered.frames, live.epoch + 1),
                 )
                 claim(services, live.epoch >= 0, driver.services)
             except (PlaitError, PySparkException, Py4JError):
@@ -175,11 +193,11 @@ class Launching:
             admission.put(before)
             reached("admit.2", live.epoch + 1)
             driver.goes_on_with(services, planner)
-            self._catalog, self._running = admission.now.catalog, admission
-            self._registered.admitted()
-            self._parking.forget({entry.id for entry in self._catalog.queries.values()})
-            self._count_change("in_place", driver, self._asked_at, begun)
-            self._asked_at = None
+            self.catalog, self.running = admission.now.catalog, admission
+            self.registered.admitted()
+            self.parking.forget({entry.id for entry in self.catalog.queries.values()})
+            self._count_change("in_place", driver, self.asked_at, begun)
+            self.asked_at = None
             return Admits.DONE
 
     def _count_change(self, way: str, driver: Driver, asked_at: float | None, begun: float) -> None:
@@ -196,66 +214,79 @@ class Launching:
             config=self.config,
             sinks=sinks,
             verified_dir=verified_dir(self.checkpoint),
-            parking=self._parking,
+            parking=self.parking,
             watermark_policy=admission.policy,
-            clock=self._clock,
+            clock=self.clock,
             executor_cores=self.spark.sparkContext.getConf().get("spark.executor.cores"),
             most_tasks=most_tasks(dict(self.spark.sparkContext.getConf().getAll())),
             changes=admission,
             sources=Sources(self._answers(), LiveResults.read(self.checkpoint.log, sinks, admission.policy)),
-            tables=loads(admission.now, self._registered.frames, self._live.epoch + 1),
+            tables=loads(admission.now, self.registered.frames, self.live.epoch + 1),
         )
 
     def _first(self, admission: Admission, planner: Planner) -> InForce:
         """What the first epoch runs with."""
-        rows = ResultRows(self.spark, planner.plan, self.checkpoint, self._desk.known)
-        return InForce(self._live, planner.plan, rows, admission.catalog_in_force, planner.samples)
+        rows = ResultRows(self.spark, planner.plan, self.checkpoint, self.known)
+        return InForce(self.live, planner.plan, rows, admission.catalog_in_force, planner.samples)
 
     def _sinks(self) -> dict[str, Sink]:
         """By join: queries that only join have their own, the others' rows are kept for their answers."""
         return {
             join: Keep() if query.answer is not None else query.sink
-            for query in self._registered.queries.values()
+            for query in self.registered.queries.values()
             for join in query.graphs
         }
 
     def _answers(self) -> dict[str, Answer]:
-        return {query.id: query.answer for query in self._registered.queries.values() if query.answer is not None}
+        return {query.id: query.answer for query in self.registered.queries.values() if query.answer is not None}
 
-    def _admit(self) -> Admission:
+    def admit(self) -> Admission:
         """What the next epoch would run with."""
-        self._restore()
-        self._catalog = self._in_force
-        self._live = self.checkpoint.log.live()
-        if self._live.legacy or (self._catalog.version < 0 and self.checkpoint.catalog() is not None):
-            self._upgrade(self._registered.asked(self.config.on_missing_query, self.config.stores))
-        return self._proposed(self._catalog, self._live)
+        self.restore()
+        self.catalog = self.in_force
+        self.live = self.checkpoint.log.live()
+        if self.live.legacy or (self.catalog.version < 0 and self.checkpoint.catalog() is not None):
+            self._upgrade(self.registered.asked(self.config.on_missing_query, self.config.stores))
+        return self.proposed(self.catalog, self.live)
 
-    def _proposed(self, before: Catalog, live: LiveState, planner: Planner | None = None) -> Admission:
+    def proposed(self, before: Catalog, live: LiveState, planner: Planner | None = None) -> Admission:
         """What is registered, on top of a catalog and what is committed; `planner` has run the epochs until then."""
-        asked = self._registered.asked(self.config.on_missing_query, self.config.stores)
+        asked = self.registered.asked(self.config.on_missing_query, self.config.stores)
         now = admitted(before, asked, live, watermark_policy(self.spark), self.config.sharing)
         if before.version < 0 and not can_change_streams(self.checkpoint, self.spark):
-            positions = tuple(
-                sorted(name for name in self._registered.relations if name not in self._registered.tables)
-            )
+            positions = tuple(sorted(name for name in self.registered.relations if name not in self.registered.tables))
             now = Admitted(replace(now.catalog, positions=positions), now.allocation, now.graphs)
         return Admission(self.checkpoint, self.config, asked, now, watermark_policy(self.spark), planner)
+
+    def previewed(self, name: str, before: Plan | None) -> Preview:
+        """What admitting what is registered would mean for one query."""
+        run = self.run if self.run is not None and self.run.is_active else None
+        if run is None or self.running is None or self.running.planner is None:
+            admission, learnt, in_place = self.admit(), self.checkpoint.statistics(), None
+            live = self.live
+        else:
+            live, learnt = run.live, self.running.planner.knowledge()
+            admission = self.proposed(self.in_force, live, self.running.planner)
+            in_place = is_covered(streamed(admission.now.catalog), run._selections)
+        admission.begin(live, learnt)
+        built = admission.as_if_built(live)
+        built.begin(live, learnt)
+        return preview(name, before, admission, built, live, mean_rows(self.checkpoint.files), in_place)
 
     def _upgrade(self, asked: Asked) -> None:
         """A checkpoint of format 3: what it says is said again in today's terms, and committed with the next epoch."""
         old = self.checkpoint.catalog()
         assert old is not None, "manifests of format 3 come with a catalog.json"
-        if self._catalog.version < 0:
-            self._catalog = upgraded(old, asked.relations, asked.tables, asked.definitions)
-        if self._live.legacy:
+        if self.catalog.version < 0:
+            self.catalog = upgraded(old, asked.relations, asked.tables, asked.definitions)
+        if self.live.legacy:
             # By what the old release had, whatever has been admitted since: no epoch has run with that.
             written = catalogs.newest(self.checkpoint.files) is not None
-            first = Catalog.from_json(catalogs.read(self.checkpoint.files, 0)) if written else self._catalog
-            self._live = modernised(self._live, first.layout, filters_of(old, first.layout))
+            first = Catalog.from_json(catalogs.read(self.checkpoint.files, 0)) if written else self.catalog
+            self.live = modernised(self.live, first.layout, filters_of(old, first.layout))
 
     @property
-    def _in_force(self) -> Catalog:
+    def in_force(self) -> Catalog:
         """The catalog that the last epoch ran with, or that the next will, while the engine runs."""
-        running = None if self._running is None else self._running.in_force
-        return self._catalog if running is None else running.catalog
+        running = None if self.running is None else self.running.in_force
+        return self.catalog if running is None else running.catalog

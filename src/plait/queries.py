@@ -6,32 +6,38 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
 from plait.catalog.catalog import PROGRAM, Catalog, QueryEntry
 from plait.catalog.changes import Definition
-from plait.config import Config
+from plait.config import Config, bytes_of
 from plait.errors import PlaitError, QueryError
+from plait.query.budget import Budget
 from plait.query.graph import JoinGraph
 from plait.query.layout import shown
 from plait.query.plan import Plan
-from plait.runtime.answers.answer import Answer, LiveResults
+from plait.runtime.answers.answer import Answer
+from plait.runtime.answers.live_results import LiveResults
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.epoch import refuse_gap
 from plait.runtime.driver.sinks import Keep, Sink, make_sink, refuse_appending
-from plait.sql.answer.residual import only_aggregate
 from plait.sql.catalyst.read_query import ReadQuery
 from plait.state.log.checkpoint import Checkpoint
 from plait.state.log.parked import FAILED, ParkedQuery
+from plait.state.log.passes import told_share
 
 if TYPE_CHECKING:
-    from plait.engine import Engine
     from plait.run import Run
 
 _POLL_SECONDS = 0.01
 """How often whoever waits for a query looks whether it is live."""
+
+
+def budget_of(max_rows_per_epoch: int | None, max_state: str | None) -> Budget:
+    """The limits of a query as users write them."""
+    return Budget(max_rows_per_epoch, None if max_state is None else bytes_of("max_state", max_state))
 
 
 def watermark_policy(spark: SparkSession) -> str:
@@ -57,6 +63,8 @@ class RegisteredQuery:
     """Kind and options of the sink, as far as they can be written down."""
     answer: Answer | None = None
     """What Spark makes of its rows, if they are not the answer themselves."""
+    budget: Budget = field(default_factory=Budget)
+    """Over which it is parked."""
 
     @property
     def graphs(self) -> dict[str, JoinGraph]:
@@ -74,7 +82,7 @@ class RegisteredQuery:
     def definition(self) -> Definition:
         """What admission must know of it."""
         residual = self.read.residual
-        aggregate = None if residual is None or self.mode != "append" else only_aggregate(residual.root)
+        aggregate = None if residual is None or self.mode != "append" else residual.only_source
         closing = None if aggregate is None else aggregate.closing
         return Definition(
             id=self.id,
@@ -87,6 +95,7 @@ class RegisteredQuery:
             sink=self.described,
             origin=self.origin,
             closing=None if aggregate is None or closing is None else (aggregate.name, closing.alias),
+            budget=self.budget,
         )
 
     def use(self, sink: Sink, kind: str, options: Mapping[str, Any]) -> None:
@@ -137,10 +146,16 @@ class Desk:
         return next((q.complete_us for q in self.catalog().queries.values() if q.id == id), None)
 
 
+class HasDesk(Protocol):
+    """An engine, as far as handles need it."""
+
+    _desk: Desk
+
+
 class QueryHandle:
     """One registered query."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: HasDesk, name: str) -> None:
         self._desk = engine._desk
         self.name = name
 
@@ -171,6 +186,15 @@ class QueryHandle:
             return parked.status
         entry = self._desk.entry(self.name)
         return "pending" if entry is None else entry.status
+
+    @property
+    def first_pass(self) -> float | None:
+        """Which share of its first pass over state is done (`since="state"`); None before and after it."""
+        entry, run = self._desk.entry(self.name), self._desk.run()
+        if entry is None or entry.since != "state" or run is None or not run.is_active:
+            return None
+        epoch = run.live.epoch + 1
+        return told_share(self._desk.checkpoint.files, epoch) or 0.0 if entry.live_since == epoch else None
 
     @property
     def error(self) -> PlaitError | None:
@@ -235,6 +259,13 @@ class QueryHandle:
             self._query.use(made, kind, options)
         return self
 
+    def limit(self, max_rows_per_epoch: int | None = None, max_state: str | None = None) -> QueryHandle:
+        """Other limits than those it was defined with; None is without."""
+        budget = budget_of(max_rows_per_epoch, max_state)
+        with self._desk.changing("limits cannot be changed"):
+            self._query.budget = budget
+        return self
+
     def foreach_batch(self, fn: Any) -> QueryHandle:
         """Shorthand for `sink("foreach_batch", fn=fn)`: `fn(rows, epoch)` is called once per epoch number."""
         return self.sink("foreach_batch", fn=fn)
@@ -251,11 +282,14 @@ class QueryHandle:
         return self._results(self._desk.known)
 
     def _refuse_missing(self) -> None:
-        """Raises if rows are missing because Spark's part of the query failed."""
-        parked, log = self._desk.parked(self._query.id), self._desk.checkpoint.log
+        """Raises if rows are missing because the query is parked."""
+        parked = self._desk.parked(self._query.id)
         if parked is None:
             return
-        if parked.status == FAILED or any(file.raw for file in log.results().get(self._query.id, ())):
+        files = self._desk.checkpoint.log.results().get(self._query.id, ())
+        # A sink that takes what was missed may ask for all rows.
+        waits = any(file.raw or (file.held is not None and not parked.asked) for file in files)
+        if parked.status == FAILED or waits:
             raise parked.error
 
     def _results(self, known: set[str]) -> DataFrame:

@@ -160,7 +160,7 @@ class Registry:
             if entry.origin != REQUEST or entry.name in self.queries or entry.name in self.dropped:
                 continue
             restored = self.define(entry.name, entry.sql, entry.mode, entry.since, replaces=False)
-            restored.origin = REQUEST
+            restored.origin, restored.budget = REQUEST, entry.budget
             if entry.sink is not None:
                 kind, options = entry.sink["kind"], entry.sink["options"]
                 restored.use(make_sink(kind, entry.name, all_rows(entry.name), options, sync), kind, options)

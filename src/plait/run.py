@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from plait.errors import PlaitError
+from plait.query.progress import Progress
 from plait.runtime.driver.driver import Driver
 from plait.runtime.driver.epoch import has_idle_work, run_epoch, run_idle
 from plait.runtime.driver.stopping import Stopping
@@ -103,6 +104,22 @@ class Run:
         """What is committed."""
         return self._now.driver.now.live
 
+    @property
+    def _selections(self) -> Mapping[str, Selection]:
+        """What Spark's streaming query hands over, by stream."""
+        return self._now.selections
+
+    def _give_up_first_pass(self, joins: Collection[str]) -> None:
+        """These joins are dropped: if an epoch is making their first pass over state, it is run again without."""
+        with contextlib.suppress(PySparkException, Py4JError, OSError):
+            self._now.driver.first_pass.give_up(joins)
+
+    @property
+    def newest(self) -> Progress | None:
+        """The newest report of an epoch, without Spark's own parts."""
+        reports = self._now.driver.feedback.progress
+        return reports[-1] if reports else None
+
     # ------------------------------------------------------------ changes
 
     def change(self) -> None:
@@ -176,6 +193,10 @@ class Run:
             now.stopping.at_work = threading.get_ident()
             try:
                 run_idle(now.driver)
+            except Exception:
+                # The next admission drops the query.
+                if now.stopping.asked or not now.driver.first_pass.was_given_up():
+                    raise
             finally:
                 now.stopping.at_work = None
         finally:
@@ -304,14 +325,24 @@ class Run:
 
 
 def guarded(driver: Driver, stopping: Stopping, buckets: DataFrame, batch: int) -> None:
-    """Keeps the error a user can act on: Spark would wrap it in its own."""
+    """Keeps the error a user can act on: Spark would wrap it in its own.
+
+    An epoch whose first pass is given up is run again, without the query that was dropped.
+    """
     with driver.services.working:
         if not stopping.asked:
             stopping.at_work = threading.get_ident()
             try:
-                if batch > driver.now.live.batch:
-                    stopping.admit()
-                run_epoch(driver, buckets, batch)
+                while True:
+                    if batch > driver.now.live.batch:
+                        stopping.admit()
+                    try:
+                        run_epoch(driver, buckets, batch)
+                        break
+                    except Exception:
+                        committed = batch <= driver.now.live.batch
+                        if committed or stopping.asked or not driver.first_pass.was_given_up():
+                            raise
             except Exception as error:
                 # What an epoch says that was cancelled comes of that.
                 if not stopping.impatient:

@@ -3,7 +3,7 @@
 `ScriptedStream` writes real Parquet files, one per epoch, so a test says exactly which rows arrive when.
 `LocalEngine` runs a plan epoch by epoch in this process.  It calls the very functions that Spark's tasks call
 (`bucketise.buckets`, `task.first_hop`, `later_hop`, `every_hop`) and the driver's own steps (`epoch.prepare`,
-`merge_results`, `commit`, `observe`) on a real checkpoint; only the exchange is a loop.  An epoch so costs
+`park_troubled`, `commit`, `observe`) on a real checkpoint; only the exchange is a loop.  An epoch so costs
 milliseconds, which buys hundreds of random cases for the price of one on Spark.
 """
 
@@ -33,17 +33,20 @@ from plait.query.expr import Expr
 from plait.query.plan import Plan
 from plait.query.progress import CatalogInForce
 from plait.query.store import NEEDED, IngestEdge, Input, mask_columns
-from plait.runtime.answers.answer import LiveResults, Sources
+from plait.runtime.answers.answer import Sources
+from plait.runtime.answers.live_results import LiveResults
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.collect import Collected, collected
 from plait.runtime.driver.commit import commit
 from plait.runtime.driver.deliver import deliver
 from plait.runtime.driver.driver import Changes, Driver, Epoch, Feedback, InForce, Planner, Services
 from plait.runtime.driver.feedback import observe, replan
+from plait.runtime.driver.missed import catch_up_parked
 from plait.runtime.driver.parking import Parking
 from plait.runtime.driver.prepare import prepare
 from plait.runtime.driver.result_merge import merge_results
 from plait.runtime.driver.sinks import Keep, Sink
+from plait.runtime.driver.troubled import park_troubled
 from plait.runtime.task.bucketise import PROPERTY, EpochParameters, buckets
 from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.exchange import DESCRIPTOR, Outbox
@@ -253,8 +256,10 @@ class LocalEngine:
         begun = time.perf_counter()
         prepare(epoch)
         epoch.account = self._join(epoch, arrivals, edges or {})
+        park_troubled(epoch)
         merge_results(epoch)
         commit(epoch)
+        catch_up_parked(epoch)
         deliver(epoch)
         replan(epoch)
         observe(epoch)

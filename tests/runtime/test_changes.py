@@ -17,6 +17,7 @@ from plait.admission import Admission, Asked, admitted, loaded
 from plait.catalog.catalog import Catalog
 from plait.catalog.changes import Definition
 from plait.config import Config
+from plait.query.budget import Budget
 from plait.query.expr import Call, ColumnRef, Literal
 from plait.query.graph import Alias, Equality, JoinGraph, Output, Window
 from plait.query.relation import ColumnDef, Relation
@@ -82,6 +83,7 @@ class Shop:
         loads: Mapping[str, pa.Table] | None = None,
     ) -> None:
         self.path, self.tables, self.clock = path, tables | frozenset(loads or {}), Clock()
+        self.budgets: dict[str, Budget] = {}
         self.loads = dict(loads or {})
         """Rows of tables, which are read when the engine would read them."""
         how: dict[str, Any] = {"time_column": "ts", "delay_ms": 0} if timed else {}
@@ -100,7 +102,9 @@ class Shop:
             for name, (graph, since) in queries.items():
                 lives, text = before.queries.get(name), f"{graph} {since}"
                 id = lives.id if lives is not None and lives.sql == text else before.next_id(name)
-                defined[name] = Definition(id, name, text, {id: graph}, "append", since, False, None)
+                defined[name] = Definition(
+                    id, name, text, {id: graph}, "append", since, False, None, budget=self.budgets.get(name, Budget())
+                )
             asked = Asked(self.relations, self.tables, defined, on_missing="drop")
             live = opened.log.live()
             self.admission = Admission(opened, config, asked, admitted(before, asked, live))

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plait.config import Config
-from plait.runtime.answers.answer import LiveResults
+from plait.runtime.answers.live_results import LiveResults
 from plait.runtime.driver import result_merge
 from plait.runtime.driver.result_merge import FAN_IN, FULL_BYTES, MOST_BYTES, choose
 from plait.runtime.driver.sinks import Keep, Memory, Noop

@@ -11,6 +11,7 @@ from plait.errors import CorruptionError
 from plait.query.observed import Driven, EdgeCount, Sample, SetSample
 from plait.runtime.task.notes import (
     CopyNote,
+    FailedNote,
     KeysNote,
     LoadNote,
     MergeNote,
@@ -40,6 +41,7 @@ NOTES: list[Note] = [
     MergeNote("a[k]", (INFO,), ("ab/old.arrow",), written=100, let_go=-1),
     CopyNote("a[m]", (INFO, INFO), let_go=2),
     ResultNote("q", 4, (FILE,)),
+    FailedNote("q", "DIVIDE_BY_ZERO", "column 'x' cannot be computed", "correct the rows", 4),
     WorkNote({12: EdgeCount(lookups=3, gallop=0.5)}, {"a": Driven(0.25, 4)}, {"probe": 0.5}, Meter(blocks_read=2)),
     SampleNote(Sample(1, (), (("a[k]", ()), ("b[k]", (1, 2))), {3: [2, 5, 0]}, 9)),
     SetsNote(SetSample(1, 2**64 - 1, 12.5, (3, 4), ((7, 1 << 70, 2.5),), (("b[k]", (5,), ((7, 1, 1.0),)),))),

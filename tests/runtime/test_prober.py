@@ -90,7 +90,7 @@ class Loop:
         keep = lambda *_: 0  # noqa: E731
         self.prober = Prober(plan, iterative, chunk, budget, 0, self.runs, ship, self.emit, keep, epoch=1)
 
-    def runs(self, step: Step, times: object = None) -> list[View]:
+    def runs(self, step: Step, times: object = None, hashes: object = None) -> list[View]:
         store = self.plan.store_by_id[step.store]
         rows = self.state[store.relation]
         # In two runs, as two epochs would leave them.
@@ -229,7 +229,7 @@ def test_a_filter_bit_hides_rows_of_other_queries() -> None:
     plan = plan_of(graph(("a.k", "b.k")))
 
     class Masked(Loop):
-        def runs(self, step: Step, times: object = None) -> list[View]:
+        def runs(self, step: Step, times: object = None, hashes: object = None) -> list[View]:
             found = []
             for view in super().runs(step, times):
                 assert isinstance(view.run, MemoryRun)

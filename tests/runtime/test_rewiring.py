@@ -21,8 +21,10 @@ from plait.order.cost import Coefficients
 from plait.query.expr import Expr
 from plait.query.graph import JoinGraph
 from plait.query.relation import Relation
+from plait.runtime.task import prober
 from plait.share.mirs import keeps_of
 from plait.share.planner import Planner
+from plait.share.store_choice import StoreUse
 from plait.share.together import in_pieces
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
@@ -112,6 +114,9 @@ def test_a_join_that_becomes_tiny_is_kept_by_itself_and_the_rows_stay_the_same(
         new = [arrivals(epoch, random.Random(epoch), epoch > 2) for _ in range(2)]
         found = [bag(of.engine.run(mine)["q"]) for of, mine in zip((wired, plain), new, strict=True)]
         assert found[0] == found[1], epoch
+        if len(kept) > 1 and kept[-2] == 0 < kept[-1]:
+            # This epoch filled the MIRs under a plan of its own: its nodes say nothing of those of the next.
+            assert wired.planner._period.edges == {}
         kept.append(len(wired.mirs))
         if epoch == 9:
             before = wired.mirs
@@ -204,3 +209,50 @@ def test_what_is_kept_is_wanted_again_by_those_who_still_live(tmp_path: Path, fi
     assert {query for keep in keeps_of(layout, ("again",)) for query, _ in keep.uses} == {"again"}
     assert keeps_of(layout, ()) == ()
     wired.engine.close()
+
+
+def test_oracle_whichever_stores_go_while_running(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stores go by chance after any period and at any start; the rest is searched, and no row is lost or doubled."""
+    monkeypatch.setattr(StoreUse, "saved", lambda use, tasks: random.Random(repr(use)).uniform(-1, 3) * 1e9)
+    monkeypatch.setattr(prober, "FEWEST_ASKED", 1)
+    seen: Counter[str] = Counter()
+
+    @settings(COMMON, max_examples=15)
+    @given(cases(most_aliases=5, most_queries=2, alike=(0, 1), rows=(24, 40), epochs=(6, 4)))
+    def check(case: Case) -> None:
+        choose = random.Random(case.seed)
+        config = Config(
+            tasks=choose.randint(1, 3), sync=False, max_future=None, replan_epochs=1, stores="auto",
+            snapshot_every=choose.choice((1, 2, 16)), fan_in=choose.randint(2, 4),
+            compress_above=choose.choice((None, "0")), sharing=choose.choice(("naive", "naive", "ilp")),
+            sharing_seconds=0.2,
+        )  # fmt: skip
+        wired = Wired(tmp_path_factory.mktemp("fewer"), case.graphs, case.relations, config, case.predicates)
+        totals: dict[str, Bag] = {name: Counter() for name in case.queries}
+        model, before = Model(case), len(wired.engine.plan.stores)
+        with Oracle() as oracle:
+            model.prepare(oracle)
+            for number, new in enumerate(case.arrivals):
+                if number and choose.random() < 0.3:
+                    wired.config = replace(wired.config, tasks=choose.randint(1, 3))
+                    wired.again()
+                wired.clock.advance(case.clocks[number])
+                added = wired.engine.run(new)
+                model.arrive(oracle, new, wired.clock.now_us)
+                for name, table in added.items():
+                    totals[name] += bag(table)
+                    assert totals[name] == oracle.bag(model.sql(name)), (name, number)
+                after = len(wired.engine.plan.stores)
+                seen["gone"] += max(0, before - after)
+                seen["searches"] += len(wired.engine.plan.searches)
+                seen["failed"] += wired.planner.failures
+                before = after
+        wired.engine.close()
+
+    check()
+    assert seen["failed"] == 0
+    # Else nothing was tested.
+    assert seen["gone"] > 10
+    assert seen["searches"] > 10

@@ -28,7 +28,7 @@ from plait.runtime.driver.result_merge import FAN_IN
 from plait.runtime.driver.sinks import Keep, Noop, Parquet, Sink
 from plait.runtime.task.file_sets import mapped, query_table, row_bytes
 from plait.runtime.task.partial import Partial, Slot
-from plait.runtime.task.shared_results import SHARED, Share, SharedWriter, alike, write_shared
+from plait.runtime.task.shared_results import SHARED, Share, SharedWriter, alike, rounds
 from plait.share.probe_trees import build_plan
 from plait.state.files.storage import LocalFiles
 from plait.state.log.inspect import Finding, Inspection
@@ -425,7 +425,8 @@ def test_a_query_that_emits_twice_has_both_results(tmp_path: Path) -> None:
     emits = [Emit("p", columns, (), 0), Emit("q", columns, (), 1), Emit("p", columns, (), 2)]
     partial = Partial(np.arange(3, dtype=np.uint64), (Slot(pa.table({"x": [1, 2, 3]})),), members(0b101, 0b010, 0b111))
     shares = {query: Share(query, writer) for query in "pq"}
-    write_shared([(shares[emit.query], emit) for emit in emits], partial)
+    for together, some in rounds([(shares[emit.query], emit) for emit in emits]):
+        together.write(some, partial)
     assert (shares["p"].rows, shares["q"].rows) == (4, 2)
     found = {
         query: sorted(x for f in share.close() for x in query_table(str(tmp_path / f.path), f.bit)["x"].to_pylist())
@@ -434,15 +435,16 @@ def test_a_query_that_emits_twice_has_both_results(tmp_path: Path) -> None:
     assert found == {"p": [1, 1, 3, 3], "q": [2, 3]}
 
 
-def test_an_error_names_the_query_whose_row_it_is(tmp_path: Path) -> None:
+def test_nothing_is_written_of_a_chunk_with_a_row_that_cannot_be_computed(tmp_path: Path) -> None:
     writer = SharedWriter(["p", "q"], ["x"], LocalFiles(str(tmp_path), False), False)
     values = (Call("/", (Literal(1.0, "double"), ColumnRef("0", "x", "double")), "double"),)
     emits = [Emit("p", (SlotColumn(0, "x"),), values, 0), Emit("q", (SlotColumn(0, "x"),), values, 1)]
     partial = Partial(np.arange(2, dtype=np.uint64), (Slot(pa.table({"x": [2.0, 0.0]})),), members(0b01, 0b10))
     shares = {query: Share(query, writer) for query in "pq"}
-    with pytest.raises(QueryError, match="query 'q'"):
-        write_shared([(shares[emit.query], emit) for emit in emits], partial)
-    writer.abandon()
+    ((together, some),) = rounds([(shares[emit.query], emit) for emit in emits])
+    with pytest.raises(QueryError, match="divide by zero"):
+        together.write(some, partial)
+    assert not any(together.close().values())
 
 
 SETS = st.lists(st.integers(0, (1 << 70) - 1), min_size=1, max_size=9)

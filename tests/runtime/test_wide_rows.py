@@ -12,7 +12,7 @@ import pytest
 from plait.config import Config
 from plait.kernels.hashing import even_bounds
 from plait.runtime.answers import result_reader as rows
-from plait.runtime.answers.answer import mergeable
+from plait.runtime.answers.live_results import mergeable
 from plait.runtime.answers.result_reader import SMALL_BYTES, stays_small
 from plait.runtime.driver.batch_sizes import BATCH_BYTES, LIMIT, UNLIMITED, Batches
 from plait.runtime.spark.session import SETTINGS

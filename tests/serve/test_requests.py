@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -35,10 +36,13 @@ class Engine:
     catalog_in_force: Catalog = field(default_factory=Catalog)
     carried: list[Request] = field(default_factory=list)
 
-    def carry_out(self, request: Request) -> None:
+    def carry_out(self, request: Request) -> dict[str, Any] | None:
         if request.name == "bad":
             raise QueryError("SQL", "it is bad", "make it better")
+        if request.dry_run:
+            return {"name": request.name, "text": "it would be added"}
         self.carried.append(request)
+        return None
 
     def admit(self) -> None:
         for request in self.carried:
@@ -111,10 +115,13 @@ def test_what_is_wrong_is_told_at_once_and_nothing_else_suffers(files: LocalFile
         b'{"operation": "add", "name": "q", "id": "another"}',
         b'{"operation": "add", "name": "q", "sink": "parquet", "id": "ID"}',
         b'{"operation": "add", "name": "q", "more": 1, "id": "ID"}',
+        b'{"operation": "add", "name": "q", "max_rows_per_epoch": "ten", "id": "ID"}',
+        b'{"operation": "add", "name": "q", "max_state": 5, "id": "ID"}',
+        b'{"operation": "add", "name": "q", "dry_run": [], "id": "ID"}',
         b"[" * 100_000,
         b" " * (requests.MOST_BYTES + 1),
     ],
-    ids=range(11),
+    ids=range(14),
 )
 def test_garbage_is_answered_and_not_carried_out(files: LocalFiles, content: bytes) -> None:
     id = "0" * 32
@@ -124,6 +131,18 @@ def test_garbage_is_answered_and_not_carried_out(files: LocalFiles, content: byt
     attending(engine, files).attend()
     assert answered(files, id).code == "REQUEST"
     assert not engine.carried
+
+
+def test_a_dry_run_is_answered_at_once_and_not_carried_out(files: LocalFiles) -> None:
+    engine, request = Engine(), Request("add", "q", "SELECT 1", dry_run=True)
+    requests.ask(files, request)
+    attending(engine, files).attend()
+    assert answered(files, request.id).preview == {"name": "q", "text": "it would be added"}
+    assert not engine.carried
+    # Nothing is left for the next start, either.
+    found = RUN.invoke(app, ["add", files.root, "q", "SELECT 1", "--dry-run", "--queue"])
+    assert found.exit_code == 3
+    assert len(files.names(requests.FOLDER)) == 2
 
 
 def test_links_and_other_names_are_left_alone(files: LocalFiles, tmp_path: Path) -> None:

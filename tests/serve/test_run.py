@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -65,6 +70,43 @@ def test_a_pipeline_runs_to_the_end_of_its_sources_and_continues_from_its_checkp
     again = plait("run", str(pipeline))
     assert again.returncode == 0, again.stderr
     assert _rows(pipeline.parent / "out") == [(1, "ann"), (3, "ann"), (5, "bob")]
+
+    # A query that has not got all of its rows is told of, and by the exit code, too.
+    _write(pipeline.parent / "orders" / "3.parquet", id=[6, 7], customer=[30, 10])
+    pipeline.write_text(PIPELINE.replace("[queries.named]", "[queries.named]\nmax_rows_per_epoch = 1"))
+    over = plait("run", str(pipeline))
+    assert over.returncode == 5, over.stderr
+    assert "named is parked: [TOO_MANY_ROWS] it gave 2 rows in one epoch" in over.stdout
+    assert "Done" not in over.stdout
+    assert _rows(pipeline.parent / "out") == [(1, "ann"), (3, "ann"), (5, "bob")]
+
+
+def test_a_watched_pipeline_follows_its_file_until_it_is_stopped(pipeline: Path) -> None:
+    log = pipeline.parent / "log"
+    command = [sys.executable, "-c", "from plait.serve.cli import main; main()", "run", "--watch", str(pipeline)]
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True) as process:
+        try:
+            _until(lambda: _rows(pipeline.parent / "out") == [(1, "ann"), (3, "ann")], process, log)
+            more = PIPELINE.replace("queries.named", "queries.other").replace('"out"', '"other"')
+            pipeline.write_text(more.replace('path = "other"', 'path = "other'))
+            _until(lambda: "the last good file goes on" in log.read_text(), process, log)
+            more = more.replace("SELECT o.id", "SELECT o.id + 100 AS id").replace("sql =", 'since = "state"\nsql =')
+            pipeline.write_text(more)
+            want = [(101, "ann"), (103, "ann")]
+            _until(lambda: _rows(pipeline.parent / "other") == want, process, log)
+            assert "added other; dropped named" in log.read_text()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(120) == 143, log.read_text()
+        finally:
+            process.kill()
+
+
+def _until(holds: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + 120
+    while not holds():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.1)
 
 
 def _rows(folder: Path) -> list[tuple[int, str]]:

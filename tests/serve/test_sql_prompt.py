@@ -53,6 +53,12 @@ from tests.serve.test_cli import plait
         ("EXPLAIN STAGES", Statement("explain", "", stages=True)),
         ("show Queries;", Statement("show", "queries")),
         ("DESC `orders`", Statement("describe", "orders")),
+        ("create query q as SELECT 1", Statement("create", "SELECT 1", name="q")),
+        (
+            "-- why\nCREATE OR REPLACE QUERY q SINCE 'State' AS\nSELECT /*+ STATE_TTL('o', '1d') */ 1",
+            Statement("create", "SELECT /*+ STATE_TTL('o', '1d') */ 1", name="q", since="state", replaces=True),
+        ),
+        ("DROP QUERY q", Statement("drop", name="q")),
         ("START", Statement("start")),
         ("start every '2 seconds'", Statement("start", "2 seconds")),
         ("stop", Statement("stop")),
@@ -70,6 +76,8 @@ def test_a_statement_is_recognised(text: str, statement: Statement) -> None:
     ("text", "said"),
     [
         ("DROP TABLE orders", "'DROP TABLE orders' is not a statement of the prompt"),
+        ("CREATE QUERY q", "'CREATE QUERY q' is not understood"),
+        ("CREATE TABLE q AS SELECT 1", "is not understood"),
         ("SELCT 1", "did you mean SELECT?"),
         ("STOP it", "'STOP it' is not a statement of the prompt"),
         ("SHOW QUERY", "there is no SHOW QUERY; did you mean QUERIES?"),

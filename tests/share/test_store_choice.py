@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from plait.query.expr import ColumnRef
 from plait.query.graph import Alias, Equality, JoinGraph, Output
 from plait.query.relation import ColumnDef
 from plait.query.store import key_of
-from plait.share.store_choice import chosen, is_executable, left_out, stored_by
+from plait.share.store_choice import StoreUse, chosen, is_executable, left_out, searched_instead, stored_by
 from tests.random_joins import Case, cases, thinned
 
 
@@ -80,6 +81,39 @@ def test_a_store_that_another_query_needs_is_kept_for_all() -> None:
     assert ("sk",) in keys(kept, "lineitem")
 
 
+USE = StoreUse(rows_in=600_000.0)
+"""Of a large stream, by a key that nobody looks it up by."""
+
+
+def test_a_store_goes_if_searching_another_costs_less() -> None:
+    few = USE.with_step(lookups=1000.0, found=500.0)
+    many = USE.with_step(lookups=600_000.0, found=600_000.0)
+    begins = replace(few, driving=600_000.0)
+    uses = {("lineitem", ("sk",)): few, ("lineitem", ("ok",)): many, ("lineitem", ("pk",)): begins}
+    found = searched_instead({"q9": Q9}, uses, tasks=1)["q9"]
+    assert keys(found, "lineitem") == {("sk", "pk"), ("ok",), ("pk",)}
+    assert [(left.key, left.searched) for left in left_out(found)] == [(("sk",), False)], "a wider one stands for it"
+
+
+def test_what_is_not_stored_by_a_wider_key_is_searched() -> None:
+    uses = {("lineitem", key): USE for key in (("sk",), ("pk",), ("sk", "pk"))}
+    found = searched_instead({"q9": Q9}, uses, tasks=2)["q9"]
+    assert keys(found, "lineitem") == {("ok",)}
+    assert all(left.searched and left.instead == ("ok",) for left in left_out(found))
+    (wide,) = found.searched_keys_of("lineitem")
+    assert len(wide) == 2, "one index, by the widest key"
+    assert not is_executable(found)
+    assert fixed(found)["part"] == ("partsupp", "supplier", "nation", "lineitem", "orders"), "a search comes last"
+
+
+def test_every_stream_keeps_a_store_and_those_of_others_stay() -> None:
+    uses = dict.fromkeys([("lineitem", key) for key in (("ok",), ("sk",), ("pk",), ("sk", "pk"))], USE)
+    assert len(keys(searched_instead({"q9": Q9}, uses, 1)["q9"], "lineitem")) == 1
+    there = frozenset({("lineitem", ("sk",))})
+    assert ("sk",) in keys(searched_instead({"q9": Q9}, uses, 1, there)["q9"], "lineitem")
+    assert searched_instead({"q9": Q9}, {}, 1)["q9"] is Q9
+
+
 def test_what_was_chosen_is_found_again_by_the_columns_that_are_stored() -> None:
     found = chosen({"q9": Q9})["q9"]
     names = [alias.name for alias in Q9.aliases]
@@ -91,17 +125,19 @@ def test_what_was_chosen_is_found_again_by_the_columns_that_are_stored() -> None
 @settings(deadline=None, derandomize=True, database=None, max_examples=60)
 @given(cases(kinds=("integral",), most_aliases=6, most_queries=3, rows=(0,), shapes=("cycle", "tree")), st.randoms())
 def test_every_driver_reaches_all_others_whatever_it_takes_first(case: Case, choose: random.Random) -> None:
-    for graph in [*chosen(case.graphs).values(), *(thinned(g, choose) for g in case.graphs.values())]:
-        assert is_executable(graph)
+    assert all(is_executable(graph) for graph in chosen(case.graphs).values())
+    searching = [thinned(graph, choose) for graph in case.graphs.values()]
+    for graph in [*chosen(case.graphs).values(), *searching]:
+        can_reach = graph.can_search if graph in searching else graph.can_look_up
         for driver in (alias.name for alias in graph.aliases):
             reached, left = [driver], [a.name for a in graph.aliases if a.name != driver]
             while left:
-                near = [name for name in left if graph.can_look_up(reached, name)]
+                near = [name for name in left if can_reach(reached, name)]
                 assert near, f"{driver} is stuck after {reached}"
                 reached.append(choose.choice(near))
                 left.remove(reached[-1])
 
 
 def test_the_setting_is_checked() -> None:
-    assert Config().stores == "all"
-    assert Config(stores="auto").stores == "auto"
+    assert Config().stores == "auto"
+    assert Config(stores="all").stores == "all"

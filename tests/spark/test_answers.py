@@ -48,6 +48,8 @@ COMPLETE = {
         sum(CASE WHEN t.n = 'q' THEN s.d * t.w WHEN s.v IS NULL THEN 1 ELSE 0 END) AS cased, max(s.v) AS most,
         sum(if(s.v > 2, s.d, NULL)) AS big, count(s.d) AS nd, count(*) AS n, sum(s.v * t.w) AS product
         {JOIN} GROUP BY s.g, t.w""",
+    "keys_computed_by_sources": f"""SELECT s.v % 3 AS r, upper(s.g) AS big, min(t.w) AS least, count(*) AS n,
+        sum((s.v + t.w) % 4) AS rest {JOIN} GROUP BY s.v % 3, upper(s.g)""",
     "one_stream": "SELECT g, count(*) AS n, avg(d) AS a FROM s WHERE v > 0 GROUP BY g",
     "nothing": "SELECT count(*) AS n, count(v) AS nv, sum(v) AS total, max(g) AS most, avg(d) AS a FROM s WHERE v > 99",
     "having": f"SELECT s.g, sum(t.w) AS total {JOIN} GROUP BY s.g HAVING count(*) > 6 AND max(s.v) > 3",
@@ -351,18 +353,21 @@ def test_only_what_tasks_evaluate_as_spark_does_is_grouped_by_them(spark: SparkS
             engine.stream(name, ScriptedStream(spark, tmp_path / name, schema).frame())
         for name, sql in {
             "by_tasks": COMPLETE["grouped_by_tasks"].replace("avg(s.v)", "avg(s.d)"),
+            "keys_by_tasks": COMPLETE["keys_computed_by_sources"],
             "least_string": f"SELECT s.g, min(t.n) AS n {JOIN} GROUP BY s.g",
             "least_double": f"SELECT s.g, min(s.x) AS x {JOIN} GROUP BY s.g",
             "by_double": f"SELECT s.x, count(*) AS n {JOIN} GROUP BY s.x",
             "quotient": f"SELECT s.g, sum(s.d / 3) AS q {JOIN} GROUP BY s.g",
             "rounded": f"SELECT s.g, sum(CAST(s.d AS DECIMAL(38, 10)) * s.d) AS r {JOIN} GROUP BY s.g",
+            "letters": f"SELECT s.g, sum(length(t.n)) AS letters {JOIN} GROUP BY s.g",
             "filtered": f"SELECT s.g, sum(s.v) FILTER (WHERE s.v > 1) AS v {JOIN} GROUP BY s.g",
             "spark_s_condition": f"SELECT s.g, count(*) AS n {JOIN} AND s.g LIKE concat(t.n, '%') GROUP BY s.g",
         }.items():
             engine.query(name, sql)
             said = engine.explain(name, stages=True)
-            assert ("grouped by the join's tasks" in said) == (name == "by_tasks"), name
-            assert ("grouped by Spark" in said) == (name != "by_tasks"), name
+            by_tasks = name.endswith("by_tasks")
+            assert ("grouped by the join's tasks" in said) == by_tasks, name
+            assert ("grouped by Spark" in said) != by_tasks, name
 
 
 def test_sums_that_tasks_leave_to_spark_are_right(spark: SparkSession, tmp_path: Path) -> None:

@@ -260,3 +260,42 @@ def test_killed_while_parked_and_while_it_catches_up_a_sink_misses_nothing(spark
     assert taken[2] == taken[3]
     rows = Counter(row for number, _, text in dict.fromkeys(taken) for row in ast.literal_eval(text))
     assert rows == pair.expected()
+
+
+def test_an_output_that_tasks_cannot_compute_and_a_limit_are_the_trouble_of_one_query(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pair, sent = Pair(spark, tmp_path, TIDY).arrive(3), Fussy(99)
+    # Every epoch has twenty rows of each stream: w = -30 is in the second.
+    fails = "SELECT a.v, b.w, a.v div (b.w + 30) AS d FROM a JOIN b ON a.k = b.k"
+    whole = "SELECT a.v div (b.w + 30) AS d, count(*) AS n FROM a JOIN b ON a.k = b.k GROUP BY a.v div (b.w + 30)"
+    with pair.engine({"other": SQL, "fails": fails}) as engine:
+        engine.query("whole", whole).foreach_batch(Fussy(99))
+        engine.query("many", SQL, max_rows_per_epoch=60).foreach_batch(sent)
+        engine.query("stored", SQL, max_rows_per_epoch=60).sink("memory")
+        engine.start(available_now=True).await_termination()
+        found = {q.name: (q.status, q.error and q.error.code) for q in engine.queries()}
+        assert found["other"] == ("live", None)
+        assert found["fails"] == ("failed", "DIVIDE_BY_ZERO")
+        assert found["many"] == ("parked", "TOO_MANY_ROWS")
+        assert found["whole"][0] == "parked"
+        assert found["stored"] == ("parked", "TOO_MANY_ROWS")
+        with pytest.raises(PlaitError, match="TOO_MANY_ROWS"):
+            plait.QueryHandle(engine, "stored").results()
+        assert bag(plait.QueryHandle(engine, "other").results().toArrow()) == pair.expected()
+        with pytest.raises(PlaitError, match="DIVIDE_BY_ZERO"):
+            plait.QueryHandle(engine, "fails").results()
+        with pytest.raises(PlaitError, match="MISSED_GONE"):
+            engine.resume("fails")
+        engine.drop("whole")
+        engine.resume("fails", skip=True)
+        plait.QueryHandle(engine, "many").limit(max_rows_per_epoch=10_000).resume()
+        plait.QueryHandle(engine, "stored").limit().resume()
+        pair.arrive(1)
+        engine.start(available_now=True).await_termination()
+        lives = dict.fromkeys(("other", "many", "stored"), "live")
+        assert {q.name: q.status for q in engine.queries()} == {**lives, "fails": "failed"}
+        assert sent.epochs == list(range(4))
+        assert sent.rows == pair.expected() == bag(spark.table("stored").toArrow())
+        for name in ("other", "stored"):
+            assert bag(plait.QueryHandle(engine, name).results().toArrow()) == pair.expected()

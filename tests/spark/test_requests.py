@@ -80,3 +80,37 @@ def test_another_process_adds_replaces_and_drops_queries_which_outlive_the_engin
         assert rows_of(plait.QueryHandle(engine, "queued")) == shop.joined()
         late = Counter(tuple(r) for r in spark.read.parquet(str(tmp_path / "out")).collect())
         assert late == shop.joined(lambda a, b: a >= 100 and b >= 100)
+
+
+def test_a_dry_run_tells_what_adding_would_do_and_does_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    shop, path = Shop(spark, tmp_path), str(tmp_path / "checkpoint")
+    other = "SELECT a.k AS ak, b.k AS bk FROM a JOIN b ON a.v = b.v"
+    with shop.engine(keep="all") as engine:
+        engine.query("first", JOIN)
+        # Before a start it can be asked, too.
+        asked = engine.preview("second", other)
+        assert (asked.live, asked.in_place, asked.builds, asked.epoch_seconds) == (True, None, (), None)
+        assert asked.floors == {"a": 0, "b": 0}
+        run = engine.start(every=PACE)
+        shop.arrived(run)
+        catalog = engine._in_force
+        code, told, said = plait_command("add", path, "second", other, "--dry-run")
+        assert code == 0, said
+        assert {build["source"] for build in told["builds"]} == {"a[]", "b[]"}
+        assert sum(build["rows"] for build in told["builds"]) == sum(map(len, shop.rows.values()))
+        assert (told["live"], told["in_place"], told["new_probes"]) == (False, True, 2)
+        assert told["epoch_seconds"] > 0
+        assert "expected cost: " in told["text"]
+        # A query of a structure that is there shares all of its probes.
+        twin = engine.preview("twin", f"{JOIN} WHERE a.v > 2", since="state")
+        assert (twin.live, twin.new_probes, twin.new_stores, twin.builds) == (True, 0, (), ())
+        assert twin.first_pass_rows == len(shop.rows["a"])
+        code, _, said = plait_command("add", path, "wrong", "SELECT nonsense", "--dry-run")
+        assert (code, "UNKNOWN_COLUMN" in said) == (2, True)
+        assert engine._in_force == catalog
+        assert [q.name for q in engine.queries()] == ["first"]
+        # What it has told is what happens.
+        assert engine.query("second", other).await_live(60)
+        assert engine.queries()[1].floors == told["floors"]
+        assert engine.preview("second", f"{other} WHERE a.k > 1").new_stores == ()
+        run.stop()

@@ -311,3 +311,38 @@ def test_many_threads_add_and_drop_at_once(spark: SparkSession, tmp_path: Path) 
         for number in (0, 2, 4):
             handle = next(q for q in engine.queries() if q.name == f"q{number}")
             assert rows_of(handle) == shop.joined(lambda a, b, n=number: a > n)
+
+
+def test_a_first_pass_over_state_tells_how_far_it_is_and_is_given_up_when_its_query_is_dropped(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    shop = Shop(spark, tmp_path)
+    # One key, so that the pass has 16 million results, which take far longer than the test.
+    many = [(7, i) for i in range(4000)]
+    for name, stream in shop.streams.items():
+        shop.rows[name] += many
+        stream.add(many)
+    few = "SELECT a.v AS av, b.v AS bv FROM a JOIN b ON a.k = b.k AND a.v = b.v"
+    wide = "SELECT a.v AS av, b.v AS bv, a.v * b.v AS p, a.v + b.v AS s FROM a JOIN b ON a.k = b.k"
+    with shop.engine(keep="all") as engine:
+        first = engine.query("first", few)
+        run = engine.start(every=PACE)
+        shop.arrived(run)
+        for arrives in (False, True):
+            state = engine.query("state", wide, since="state")
+            wait_until(lambda made=state: made.first_pass is not None, run)  # type: ignore[misc]
+            if arrives:
+                shop.add(1)
+            assert first.first_pass is None
+            begun = time.monotonic()
+            engine.drop("state")
+            wait_until(lambda: "state" not in engine._in_force.queries, run)
+            assert time.monotonic() - begun < 20
+        shop.arrived(run)
+        run.stop()
+        want = Counter((a, b) for ak, a in shop.rows["a"] for bk, b in shop.rows["b"] if (ak, a) == (bk, b))
+        assert rows_of(first) == want
+        numbers = [p["epoch"] for p in run.recent_progress]
+        assert numbers == list(range(len(numbers)))
+        assert not any("state" in p["rows_out"] for p in run.recent_progress)
+        assert not list((tmp_path / "checkpoint" / "passes").glob("*.json"))

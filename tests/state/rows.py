@@ -15,7 +15,7 @@ from plait.query.store import ARRIVED, MASK, Key, Store
 from plait.query.types import is_exact_key
 from plait.state.files.segment_home import SegmentHome
 from plait.state.log.checkpoint import Checkpoint
-from plait.state.log.manifest import seal
+from plait.state.log.sealed import seal
 from plait.state.segments.block_segment import writing_deep
 from plait.state.segments.keys import hash_key
 from plait.state.segments.segment import SegmentInfo, new_run, write_segment

@@ -18,7 +18,8 @@ from plait.state.files import storage as module
 from plait.state.files.places import local_path
 from plait.state.files.storage import TEMPORARY, LocalFiles, put_if_absent
 from plait.state.log.checkpoint import Checkpoint, collect_garbage
-from plait.state.log.manifest import FORMAT, LiveState
+from plait.state.log.manifest import LiveState
+from plait.state.log.sealed import FORMAT
 from plait.state.segments.segment import SegmentInfo
 from tests.state.rows import put_old_catalog, store, write
 from tests.state.test_manifest import manifest

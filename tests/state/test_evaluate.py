@@ -240,3 +240,34 @@ def test_times_leave_an_expression_as_times() -> None:
     at = pa.array([0, None], pa.timestamp("us", "Europe/Berlin"))
     later = values(Call("shift", (column("x", "timestamp"), Literal(5, "bigint")), "timestamp"), lambda ref: at, 2)
     assert (later.type, later.cast(pa.int64()).to_pylist()) == (pa.timestamp("us", "UTC"), [5, None])
+
+
+@given(st.dates())
+def test_parts_of_a_date_are_those_of_the_calendar(day: dt.date) -> None:
+    date = column("x", "date")
+    columns = {"x": pa.array([day, None, day])}
+    for op, kind, wanted in (
+        ("year", "int", day.year),
+        ("month", "int", day.month),
+        ("dayofmonth", "int", day.day),
+        ("datetext", "string", day.isoformat()),
+    ):
+        assert evaluated(Call(op, (date,), kind), columns) == [wanted, None, wanted]
+        assert evaluated(Call(op, (Literal(None, "date"),), kind), columns) is None
+
+
+def test_an_integer_that_does_not_fit_is_an_error_or_wraps_around() -> None:
+    x = column("x", "bigint")
+    assert evaluated(Call("narrow", (x,), "tinyint"), {"x": pa.array([127, -128, None])}) == [127, -128, None]
+    assert evaluated(Call("narrow%", (x,), "tinyint"), {"x": pa.array([128, -129, None])}) == [-128, 127, None]
+    for outside in (128, -129):
+        with pytest.raises(pa.ArrowInvalid, match="cast overflow"):
+            evaluated(Call("narrow", (x,), "tinyint"), {"x": pa.array([outside])})
+
+
+def test_a_remainder_of_doubles_has_the_sign_of_the_dividend() -> None:
+    columns = {"x": pa.array([7.5, -7.5, math.inf, None, 1.0]), "y": pa.array([2.0, 2.0, 2.0, 2.0, math.inf])}
+    x, y = column("x", "double"), column("y", "double")
+    assert [plain(v) for v in evaluated(Call("mod", (x, y), "double"), columns)] == [1.5, -1.5, "NaN", None, 1.0]
+    assert evaluated(Call("mod?", (x, Literal(0.0, "double")), "double"), columns) == [None] * 5
+    assert evaluated(Call("mod", (Literal(7.5, "double"), Literal(-2.0, "double")), "double"), columns) == 1.5

@@ -15,7 +15,6 @@ import pytest
 from plait.errors import CheckpointError, CorruptionError, StorageError
 from plait.state.files.storage import LocalFiles, put_if_absent
 from plait.state.log.manifest import (
-    FORMAT,
     LOG,
     LiveState,
     Manifest,
@@ -23,8 +22,8 @@ from plait.state.log.manifest import (
     ResultFile,
     manifest_name,
     results_after,
-    seal,
 )
+from plait.state.log.sealed import FORMAT, seal
 from plait.state.segments.segment import SegmentInfo
 from tests.state.rows import info
 

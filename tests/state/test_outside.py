@@ -19,7 +19,8 @@ from plait.state.files.places import place
 from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import Files, LocalFiles, inside
 from plait.state.log.checkpoint import Checkpoint
-from plait.state.log.manifest import Manifest, ResultFile, seal
+from plait.state.log.manifest import Manifest, ResultFile
+from plait.state.log.sealed import seal
 from plait.state.segments.segment import SegmentInfo
 from plait.testing import LocalEngine
 from tests.share.streams import joined, rows, streams

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from plait.query.budget import Budget
 from plait.query.layout import Layout
 from plait.query.relation import Relation
 
@@ -81,6 +82,7 @@ class QueryEntry:
     origin: str = PROGRAM
     complete_us: int | None = None
     """Of an aggregate by event time that began with rows at rest: groups that begin at or before this lack some."""
+    budget: Budget = field(default_factory=Budget)
 
     @property
     def status(self) -> str:
@@ -141,7 +143,10 @@ class Catalog:
             StreamEntry(**{**s, "columns": tuple((name, kind) for name, kind in s["columns"])})
             for s in value["streams"]
         ]
-        queries = [QueryEntry(**{**q, "joins": tuple(q["joins"])}) for q in value["queries"]]
+        queries = [
+            QueryEntry(**{**q, "joins": tuple(q["joins"]), "budget": Budget.from_json(q.get("budget"))})
+            for q in value["queries"]
+        ]
         return Catalog(
             version=value["version"],
             streams={s.name: s for s in streams},

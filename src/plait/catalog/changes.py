@@ -10,11 +10,12 @@ import difflib
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.catalog.catalog import PROGRAM, Catalog, QueryEntry, StreamEntry
 from plait.errors import CheckpointError
+from plait.query.budget import Budget
 from plait.query.codec import encode
 from plait.query.expr import to_json
 from plait.query.graph import JoinGraph
@@ -37,6 +38,7 @@ class Definition:
     origin: str = PROGRAM
     closing: tuple[str, str] | None = None
     """In append mode of an aggregate: the join and alias whose event time ends its groups."""
+    budget: Budget = field(default_factory=Budget)
 
     @property
     def digest(self) -> str:
@@ -121,7 +123,7 @@ def _kept_or_replaced(after: Catalog, entry: QueryEntry, definition: Definition,
             "other types, or a setting of the session has changed",
             f"restore the setting or the stream, or call engine.replace({entry.name!r}, …) to begin anew",
         )
-    return after.with_query(replace(entry, sink=definition.sink, mode=definition.mode))
+    return after.with_query(replace(entry, sink=definition.sink, mode=definition.mode, budget=definition.budget))
 
 
 def _entry(definition: Definition, epoch: int) -> QueryEntry:
@@ -138,6 +140,7 @@ def _entry(definition: Definition, epoch: int) -> QueryEntry:
         live_since=None,
         sink=definition.sink,
         origin=definition.origin,
+        budget=definition.budget,
     )
 
 

@@ -16,7 +16,8 @@ What the matches cost depends on the engine:
     iterative    every probe multiplies its tuples out
     factorised   tuples are multiplied out only where they must be: before an exchange, for a check, at the end
 
-Whenever the key changes, tuples travel: α_x each, and α_h for the exchange itself, however few they are.
+Whenever the key changes, tuples travel: α_x each, and α_h for the exchange itself, however few they are.  By a key that
+nothing is stored by, all rows of a store are searched: α_s each, once per epoch, however few the tuples are.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class Coefficients:
     """Per tuple that travels."""
     alpha_h: float = 120e6
     """Per exchange: a Spark stage more.  Not fitted; what a chain's further exchanges took on the machine above."""
+    alpha_s: float = 6.0
+    """Per row that is searched, because it is not stored by the key.  Not fitted."""
 
     def fitted(self, edges: Iterable[EdgeCount]) -> Coefficients:
         """The coefficients that explain the times of these probes best; unchanged where there is too little to see."""
@@ -124,6 +127,7 @@ class Coefficients:
                     (self.alpha_m, newer.alpha_m),
                     (self.alpha_x, newer.alpha_x),
                     (self.alpha_h, newer.alpha_h),
+                    (self.alpha_s, newer.alpha_s),
                 )
             )
         )
@@ -151,6 +155,8 @@ class DriverView:
     model: str
     exchange_ns: float = 0.0
     """An exchange by itself, shared out over the driver's keys."""
+    search_ns: Sequence[float] = ()
+    """By alias: what searching all its rows costs, shared out over the driver's keys."""
     checked: Mapping[int, bool] = field(default_factory=dict)
     """Aliases whose joining brings a check: their tuples are multiplied out even when factorised."""
 
@@ -168,12 +174,19 @@ class DriverView:
         return tuple(tuple((sum(1 << t for t in key), key) for key in self.graph.keys_of(name)) for name in self.names)
 
     @cached_property
+    def _searched(self) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
+        """By alias: the keys by which it could be looked up, stored or not."""
+        return tuple(
+            tuple((sum(1 << t for t in key), key) for key in self.graph.every_key_of(name)) for name in self.names
+        )
+
+    @cached_property
     def _carried(self) -> tuple[int, ...]:
         return tuple(sum(1 << t for t in self.graph.attributes_of([name])) for name in self.names)
 
     @cached_property
     def _one_key(self) -> tuple[int, ...] | None:
-        keys = {key for options in self._keys for _, key in options}
+        keys = {key for options in self._searched for _, key in options}
         return next(iter(keys)) if len(keys) == 1 else None
 
     def key(self, joined: int, target: int, here: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -182,23 +195,31 @@ class DriverView:
             return self._one_key
         carried = self._carried_by(joined)
         possible = [key for wanted, key in self._keys[target] if wanted & carried == wanted]
+        possible = possible or [key for wanted, key in self._searched[target] if wanted & carried == wanted]
         widest = [key for key in possible if len(key) == len(possible[0])]
         return here if here is not None and here in widest else widest[0]
 
+    def place(self, target: int, key: tuple[int, ...]) -> tuple[int, ...]:
+        """Where tuples are once they have looked a target up by a key: at its owner, or nowhere if they searched."""
+        return key if self.graph.is_stored_by(self.names[target], key) else ()
+
     def step(self, joined: int, target: int, here: tuple[int, ...] | None) -> tuple[float, tuple[int, ...]]:
-        """Nanoseconds per key of the driver that this probe costs after these, and the key it is made by."""
+        """Nanoseconds per key of the driver that this probe costs after these, and where its tuples are then."""
         key = self.key(joined, target, here)
         after = joined | 1 << target
+        searches = not self.graph.is_stored_by(self.names[target], key)
         cost = self.lookup_ns[target] * self.alive[joined] * self.per_key(joined, key)
+        if searches:
+            cost = self.search_ns[target]
         if self.model == "recursive":
             cost += self.alpha_m * self.mu[target] * self.alive[after]
         elif self.model == "iterative" or self.checked.get(target, False):
             cost += self.alpha_m * self.alive[after] * self.width[after]
-        if key != here and (here is not None or key not in self._driven_by):
+        if searches or (key != here and (here is not None or key not in self._driven_by)):
             per_tuple = self.alpha_x + (self.alpha_m if self.model == "factorised" else 0.0)
             if self.alive[joined]:
                 cost += per_tuple * self.alive[joined] * self.width[joined] + self.exchange_ns
-        return cost, key
+        return cost, self.place(target, key)
 
     def per_key(self, joined: int, key: tuple[int, ...]) -> float:
         """Lookups per surviving key of the driver: one, unless by a key that its partners brought, one per tuple."""
@@ -209,12 +230,8 @@ class DriverView:
         return frozenset(self.graph.keys_of(self.names[self.driver]))
 
     def following(self, joined: int) -> list[int]:
-        """The aliases that can be probed next: those stored by a key that was joined."""
-        near = [i for i, near in enumerate(self.neighbours) if not joined >> i & 1 and near & joined]
-        if self.graph.stored is None:
-            return near
-        carried = self._carried_by(joined)
-        return [i for i in near if any(wanted & carried == wanted for wanted, _ in self._keys[i])]
+        """The aliases that can be probed next."""
+        return [i for i, near in enumerate(self.neighbours) if not joined >> i & 1 and near & joined]
 
     def _carried_by(self, joined: int) -> int:
         """The attributes of a set of aliases, as bits."""
@@ -247,18 +264,22 @@ def sequence_cost(view: DriverView, order: Sequence[str]) -> float:
         after = joined | 1 << target
         key = view.key(joined, target, here)
         gamma = view.alive[after] / view.alive[joined]
+        searches = not view.graph.is_stored_by(view.names[target], key)
         matches = 0.0
         if view.model == "recursive":
             matches = view.mu[target]
         elif view.model == "iterative" or view.checked.get(target, False):
             matches = view.width[after]
         travel = 0.0
-        if key != here and (here is not None or key not in view.graph.keys_of(view.names[view.driver])):
+        if searches or (key != here and (here is not None or key not in view.graph.keys_of(view.names[view.driver]))):
             travel = (view.alpha_x + (view.alpha_m if view.model == "factorised" else 0.0)) * view.width[joined]
             # Paid once, whatever share of the keys has come this far.
             travel += view.exchange_ns / view.alive[joined]
         queries = view.lookup_ns[target] * view.per_key(joined, key)
-        return travel + queries + gamma * (view.alpha_m * matches + from_step(i + 1, after, key))
+        if searches:
+            queries = view.search_ns[target] / view.alive[joined]
+        rest = from_step(i + 1, after, view.place(target, key))
+        return travel + queries + gamma * (view.alpha_m * matches + rest)
 
     return from_step(0, 1 << view.driver, None)
 
@@ -311,6 +332,7 @@ def driver_view(
         alpha_x=0.0 if variant == "query_cost_only" else coefficients.alpha_x,
         model=model,
         exchange_ns=coefficients.alpha_h / max(asked, 1.0),
+        search_ns=[coefficients.alpha_s * store.rows / max(asked, 1.0) for store in stores],
         checked={i: _has_check(graph, name) for i, name in enumerate(names)},
     )
 

@@ -56,7 +56,7 @@ def dp_pick(view: DriverView) -> tuple[tuple[str, ...], float]:
         if (joined, here) not in rest:
             cheapest(joined, here)
         target = rest[joined, here][1]
-        here = view.key(joined, target, here)
+        here = view.place(target, view.key(joined, target, here))
         joined |= 1 << target
         order.append(view.names[target])
     return tuple(order), total

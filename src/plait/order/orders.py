@@ -26,13 +26,14 @@ Orderer = Callable[[DriverView, Order], Order]
 
 
 def fixed(graph: JoinGraph) -> Orders:
-    """Written order, as far as the graph allows: each next alias is stored by a key that was joined."""
+    """Written order, as far as the graph allows: aliases that are stored by no key that was joined come last."""
     names = [alias.name for alias in graph.aliases]
     orders: Orders = {}
     for driver in names:
         joined, order = [driver], []
         while len(joined) < len(names):
-            following = next(n for n in names if n not in joined and graph.can_look_up(joined, n))
+            near = [n for n in names if n not in joined and graph.can_search(joined, n)]
+            following = next((n for n in near if graph.can_look_up(joined, n)), near[0])
             joined.append(following)
             order.append(following)
         orders[driver] = tuple(order)
@@ -58,7 +59,7 @@ def _one_by_one(view: DriverView, price: Callable[[int, int, tuple[int, ...] | N
     joined, here, order = 1 << view.driver, None, []
     while following := view.following(joined):
         target = min(following, key=lambda t: price(joined, t, here))
-        here = view.key(joined, target, here)
+        here = view.place(target, view.key(joined, target, here))
         joined |= 1 << target
         order.append(view.names[target])
     return tuple(order)

@@ -15,7 +15,10 @@ which Spark evaluates it.
                                    one an integer, the other a double; floordiv rounds down
     addday subday days             addday(d, n) is n days after d; days(d, e) is d − e
     concat concatws                concatws(s, x, y) leaves NULLs out and puts s between
+    day year month dayofmonth      day(t) is the date in UTC; the others are parts of a date
+    datetext                       a date as Spark prints it
     cast                           without loss, but for integers that become the nearest float; or to a string
+    narrow                         an integer in a narrower type: fails where it does not fit; `narrow%` wraps around
     unscaled                       all digits of a decimal as an integer
 """
 
@@ -31,7 +34,7 @@ Scalar = bool | int | float | str | None
 
 _OVERFLOWING = ("+", "-", "*", "neg", "abs")
 _DIVIDING = ("/", "div", "mod")
-_FAILING = (*_DIVIDING, "shift", "unscaled")
+_FAILING = (*_DIVIDING, "narrow", "shift", "unscaled")
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,8 +112,8 @@ class JoinGraph:
     grouping: Grouping | None = None
     """The aggregate right above the join, if tasks can make it of the rows they join; it reads outputs only."""
     stored: frozenset[tuple[str, tuple[int, ...]]] | None = None
-    """(alias, key): the keys by which aliases are stored; None: all that a probe order may use.  No part of what the
-    query means: `share/store_choice.py` decides it when the query is admitted."""
+    """(alias, key): the keys by which aliases are stored; None: all that a probe order may use.  By the others all rows
+    of a store are searched.  No part of what the query means: `share/store_choice.py` decides it."""
 
     def __post_init__(self) -> None:
         names = [a.name for a in self.aliases]
@@ -195,7 +195,7 @@ class JoinGraph:
         return self.attributes_of([one]) & self.attributes_of([other])
 
     def keys_of(self, alias: str) -> tuple[tuple[int, ...], ...]:
-        """The keys by which an alias is stored, and so can be looked up, whatever the probe order; widest first."""
+        """The keys by which an alias is stored, whatever the probe order; widest first."""
         return self._stored_keys_by_alias[alias]
 
     def every_key_of(self, alias: str) -> tuple[tuple[int, ...], ...]:
@@ -204,6 +204,15 @@ class JoinGraph:
         Widest first; of those as wide, first the ones whose hash decides.  They follow from the equalities alone.
         """
         return self._keys_by_alias[alias]
+
+    def searched_keys_of(self, alias: str) -> tuple[tuple[int, ...], ...]:
+        """The keys by which an alias is not stored, nor by a wider one: what all rows are searched by, widest first."""
+        stored = [set(key) for key in self.keys_of(alias)]
+        found: list[tuple[int, ...]] = []
+        for key in self.every_key_of(alias):
+            if not any(set(key) <= wider for wider in (*stored, *map(set, found))):
+                found.append(key)
+        return tuple(found)
 
     @cached_property
     def _stored_keys_by_alias(self) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -216,6 +225,15 @@ class JoinGraph:
         """Whether joined tuples carry a key by which `target` is stored."""
         carried = self.attributes_of(joined)
         return any(carried.issuperset(key) for key in self.keys_of(target))
+
+    def can_search(self, joined: Iterable[str], target: str) -> bool:
+        """Whether joined tuples carry a key of `target`, be it stored by that or not."""
+        carried = self.attributes_of(joined)
+        return any(carried.issuperset(key) for key in self.every_key_of(target))
+
+    def is_stored_by(self, alias: str, key: tuple[int, ...]) -> bool:
+        """Whether there is a store of an alias by this key."""
+        return self.stored is None or (alias, key) in self.stored
 
     @cached_property
     def _keys_by_alias(self) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -233,10 +251,11 @@ class JoinGraph:
     def lookup_key(self, joined: Iterable[str], target: str, here: tuple[int, ...] | None) -> tuple[int, ...]:
         """By which key joined tuples look `target` up: the widest they carry; `here`, where they are, if as wide.
 
-        What else they share with `target` becomes a check.
+        One by which it is stored, if they carry such a one.  What else they share with `target` becomes a check.
         """
         carried = self.attributes_of(joined)
         possible = [key for key in self.keys_of(target) if carried.issuperset(key)]
+        possible = possible or [key for key in self.every_key_of(target) if carried.issuperset(key)]
         widest = [key for key in possible if len(key) == len(possible[0])]
         return here if here is not None and here in widest else widest[0]
 

@@ -28,7 +28,7 @@ from plait.query.codec import decode, encode, known
 from plait.query.expr import Expr, columns_of
 from plait.query.grouping import Grouping, GroupKey, GroupValue
 from plait.query.packed import Packed
-from plait.query.store import BORN, SET_BITS, Filter, Input, Store
+from plait.query.store import BORN, SET_BITS, Filter, Input, Key, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,9 @@ class Step:
     below: int | None = None
     """Of a MIR, the set of its members that rank below the driver: no other may be new in a row of this epoch."""
     stays: bool = False
-    """Tuples are where their key's owner is already, and only wait for their hop."""
+    """Tuples have the hash of their key already: they are at its owner and wait for their hop, or go to all."""
+    by: Key | None = None
+    """A key by which the store is not partitioned: tuples go to every task, and all rows are searched."""
 
     @property
     def floor(self) -> int:
@@ -307,6 +309,11 @@ class Plan(Packed):
         for tree in self.trees:
             for top in tree.nodes:
                 yield from top.walk()
+
+    @cached_property
+    def searches(self) -> frozenset[int]:
+        """The hops at which tuples arrive that go to every task."""
+        return frozenset(node.step.hop for node in self.nodes() if node.step.by is not None)
 
     @cached_property
     def feed_by_edge(self) -> dict[int, Feed]:

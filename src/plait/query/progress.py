@@ -7,11 +7,13 @@ report is made.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from plait.query.budget import Budget
 from plait.query.layout import Build
 from plait.query.observed import Driven, EdgeCount
 
@@ -144,6 +146,11 @@ class QueryStatus:
     """Why it is `parked` or `failed`."""
     missed_since: int | None = None
     """The first epoch that it has missed, if it is."""
+    stores: frozenset[str] = frozenset()
+    """That its joins use, or that are kept for it."""
+    budget: Budget = field(default_factory=Budget)
+    state_bytes: int = 0
+    """Its share of what they hold."""
 
 
 @dataclass(frozen=True)
@@ -160,12 +167,28 @@ class CatalogInForce:
         """The joins of which an epoch is the first."""
         return tuple(join for query in self.queries.values() if query.live_since == epoch for join in query.joins)
 
+    def state_shares(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """By name of a query its share of the state: what n queries use counts one n-th for each of them.
+
+        `sizes` are by store, in bytes.  The shares of all queries add up to what their stores hold.
+        """
+        users = Counter(store for query in self.queries.values() for store in query.stores)
+        return {
+            name: sum(sizes.get(store, 0) / users[store] for store in sorted(query.stores))
+            for name, query in self.queries.items()
+        }
+
     @property
     def json(self) -> dict[str, Any]:
         """A JSON value: the version, and every query's status."""
         queries: dict[str, dict[str, Any]] = {}
         for name, query in self.queries.items():
-            queries[name] = {"status": query.status, "live_since": query.live_since, "floors": query.floors}
+            queries[name] = {
+                "status": query.status,
+                "live_since": query.live_since,
+                "floors": query.floors,
+                "state_bytes": query.state_bytes,
+            }
             if query.error is not None:
                 queries[name] |= {"error": query.error, "missed_since": query.missed_since}
         return {"version": self.version, "queries": queries}

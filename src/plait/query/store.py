@@ -240,6 +240,8 @@ class Store:
     mir: Mir | None = None
     owner: str = ""
     """The group of queries, or with `sharing="independent"` the only query, that may use it; empty: any."""
+    searched: tuple[Key, ...] = ()
+    """Other keys that it is looked up by, because there is no store by them: merged segments have indexes."""
 
     def filters(self, inputs: Mapping[str, Input]) -> tuple[Filter, ...]:
         """What lets rows in, given the inputs by relation."""

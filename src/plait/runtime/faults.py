@@ -12,6 +12,7 @@ Costs one look at the environment; does nothing unless asked.
     results.merge                                     on the driver, when small result files have become a larger one
     sink.draft  sink.file  receipt                    on the driver, inside a sink, and after each sink's receipt
     parked  missed                                    on the driver: a query is parked; a missed epoch is handed over
+    troubled                                          on the driver: queries that cannot go on are parked, not committed
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from plait.serve.pipeline import Pipeline
 
 ERROR_EXIT = 2
+PARKED_EXIT = 5
+"""A pipeline has come to its end, but queries of it are parked: they have not got all of their rows."""
 SIGNAL_EXIT = 128
 """What a shell adds to the number of a signal that ends a command: 130 after Ctrl-C, 143 after SIGTERM."""
 
@@ -99,10 +101,16 @@ def demo(
 
 
 @app.command()
-def run(file: PipelineFile) -> None:
-    """Run the queries of a pipeline file until its sources end or Ctrl-C."""
+def run(
+    file: PipelineFile,
+    follow: Annotated[
+        bool, typer.Option("--watch", help="Go on until Ctrl-C, and apply changes of the file's queries meanwhile.")
+    ] = False,
+) -> None:
+    """Run the queries of a pipeline file until its sources end or Ctrl-C; 5 if queries are parked then."""
     from plait.serve import pipeline as pipelines
     from plait.serve.progress import interrupts, watch
+    from plait.serve.watching import EVERY, Watching
 
     pipeline = pipelines.load(file)
     require_java()
@@ -116,16 +124,23 @@ def run(file: PipelineFile) -> None:
             try:
                 with plait.Engine(spark, checkpoint=pipeline.checkpoint, config=pipeline.config) as engine:
                     pipelines.build(pipeline, engine, spark)
-                    every = pipeline.every
+                    every = pipeline.every or (EVERY if follow else None)
                     started = engine.start(available_now=True) if every is None else engine.start(every=every)
-                    watch(started, console, signals)
+                    watching = Watching(pipeline, engine, lambda said: console.print(Text(said), soft_wrap=True))
+                    watch(started, console, signals, watching.look if follow else lambda: None)
+                    parked = [(q.name, q.status, q.error) for q in engine.queries() if q.error is not None]
             finally:
                 spark.stop()
-    if not signals:
-        console.print("Done: all sources are read.")
-        return
-    console.print("Stopped; run again to continue from the checkpoint.")
-    raise typer.Exit(SIGNAL_EXIT + signals[0])
+    for name, status, error in parked:
+        console.print(Text.assemble((f"{name} is {status}: ", "bold red"), str(error)), soft_wrap=True)
+    if signals:
+        console.print("Stopped; run again to continue from the checkpoint.")
+        raise typer.Exit(SIGNAL_EXIT + signals[0])
+    console.print(
+        "All sources are read, but not every query got all rows." if parked else "Done: all sources are read."
+    )
+    if parked:
+        raise typer.Exit(PARKED_EXIT)
 
 
 @app.command()
@@ -152,7 +167,10 @@ def explain(file: PipelineFile) -> None:
 
 @app.command()
 def sql(
-    file: Annotated[Path | None, typer.Argument(metavar="[pipeline.toml]", help="A pipeline file.")] = None,
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[pipeline.toml | CHECKPOINT]", help="A pipeline file, or the checkpoint of an engine."),
+    ] = None,
     command: Annotated[
         list[str] | None, typer.Option("--command", "-c", help="Run this and leave (repeatable).")
     ] = None,
@@ -167,14 +185,18 @@ def sql(
     rows: Annotated[int, typer.Option(min=1, help="Rows that a table shows.")] = 100,
     demo: Annotated[bool, typer.Option("--demo", help="On generated streams instead of a pipeline file.")] = False,
 ) -> None:
-    """Ask SQL questions of streams: a prompt, or -c, or statements from standard input."""
+    """Ask SQL questions of streams, or of an engine of another process: a prompt, or -c, or standard input."""
     from plait.serve.prompt import sql_prompt
-    from plait.serve.prompt.sql_session import Settings
+    from plait.serve.prompt.sql_printing import Settings
 
     if demo == (file is not None):
         raise typer.BadParameter("give either a pipeline file or --demo")
     settings = Settings(format.value, follow, rows, str(checkpoint.absolute()) if checkpoint else None)
-    raise typer.Exit(sql_prompt.run(file, command or [], settings, start))
+    attaches = file is not None and ("://" in file or os.path.isdir(file))
+    if attaches and (start or follow or checkpoint is not None):
+        raise typer.BadParameter("--run, --follow and --checkpoint are for a pipeline file")
+    where = Path(file) if file is not None and not attaches else file
+    raise typer.Exit(sql_prompt.run(where, command or [], settings, start))
 
 
 def _session(pipeline: Pipeline) -> SparkSession:

@@ -30,6 +30,8 @@
     output_mode = "complete"              # what sinks get: append, update, complete; by default what fits the query
     since = "now"                         # which past a query begins with that is new on a checkpoint: now, state, new
     replace = false                       # true: run this text instead of another that lives under this name
+    max_rows_per_epoch = 1000000          # over it, the query is parked and the others go on
+    max_state = "2g"                      # the same for its share of the state
 
     [queries.big.sink]                    # without a sink, results are kept in the checkpoint
     type = "parquet"                      # noop, console, memory, parquet
@@ -53,7 +55,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.config import Config
+from plait.config import Config, bytes_of
 from plait.errors import ConfigError, PipelineError
 from plait.query.durations import parse_duration
 
@@ -107,6 +109,8 @@ class QuerySpec:
     output_mode: str | None = None
     since: str | None = None
     replace: bool = False
+    max_rows_per_epoch: int | None = None
+    max_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +181,18 @@ def build(pipeline: Pipeline, engine: Engine, spark: SparkSession) -> dict[str, 
         engine.stream(stream.name, frame, ttl=stream.ttl, needed=stream.needed, keep=stream.keep)
     for table in pipeline.tables:
         engine.table(table.name, read_table(pipeline, table, spark))
-    handles = {}
-    for query in pipeline.queries:
-        define = engine.replace if query.replace else engine.query
-        handle = define(query.name, query.sql, output_mode=query.output_mode, since=query.since)
-        if query.sink is not None:
-            kind, options = query.sink
-            handle.sink(kind, **options)
-        handles[query.name] = handle
-    return handles
+    return {query.name: define(engine, query) for query in pipeline.queries}
+
+
+def define(engine: Engine, query: QuerySpec) -> QueryHandle:
+    """Register a query of a pipeline, with its sink."""
+    register = engine.replace if query.replace else engine.query
+    limits = query.max_rows_per_epoch, query.max_state
+    handle = register(query.name, query.sql, query.output_mode, query.since, *limits)
+    if query.sink is not None:
+        kind, options = query.sink
+        handle.sink(kind, **options)
+    return handle
 
 
 def read_stream(pipeline: Pipeline, stream: StreamSpec, spark: SparkSession) -> DataFrame:
@@ -294,7 +301,7 @@ def _needed(table: _Table) -> str | None:
 
 
 def _query(table: _Table, name: str) -> QuerySpec:
-    table.allow("sql", "sql_file", "output_mode", "sink", "since", "replace")
+    table.allow("sql", "sql_file", "output_mode", "sink", "since", "replace", "max_rows_per_epoch", "max_state")
     mode = _one_of(table, "output_mode", OUTPUT_MODES)
     replaces = table.values.get("replace", False)
     if not isinstance(replaces, bool):
@@ -315,7 +322,21 @@ def _query(table: _Table, name: str) -> QuerySpec:
                 "give an existing text file",
             ) from None
     sink = _sink(table.table("sink")) if "sink" in table.values else None
-    return QuerySpec(name, sql, sink, mode, _one_of(table, "since", SINCE), replaces)
+    since = _one_of(table, "since", SINCE)
+    return QuerySpec(name, sql, sink, mode, since, replaces, *_limits(table))
+
+
+def _limits(table: _Table) -> tuple[int | None, str | None]:
+    """`max_rows_per_epoch` and `max_state`."""
+    most, state = table.values.get("max_rows_per_epoch"), table.text("max_state")
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        raise table.wrong("max_rows_per_epoch", "a number of rows above zero")
+    try:
+        if state is not None and bytes_of("max_state", state) < 1:
+            raise table.wrong("max_state", "a size above zero, such as 512m or 2g")
+    except ConfigError:
+        raise table.wrong("max_state", "a size, such as 512m or 2g") from None
+    return most, state
 
 
 def _one_of(table: _Table, key: str, known: tuple[str, ...]) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,14 +31,16 @@ REPORTS_KEPT = 10
 """Progress reports that a display holds: what is shown of the past is summed up."""
 
 
-def watch(run: Run, console: Console, interrupted: list[int] | None = None) -> int:
+def watch(
+    run: Run, console: Console, interrupted: list[int] | None = None, look: Callable[[], None] = lambda: None
+) -> int:
     """Show `run` until it ends; the signal that stopped it, else 0.  A failed run raises its PlaitError.
 
-    `interrupted` are the signals that came before.
+    `interrupted` are the signals that came before; `look` is called now and then.
     """
     with interrupts(interrupted) as interrupted:
         show = _show_live if console.is_terminal else _show_lines
-        show(run, console, interrupted)
+        show(run, console, interrupted, look)
         if interrupted:
             console.print("stopping …")
             run.stop()
@@ -157,7 +159,7 @@ def switches(progress: Progress) -> list[str]:
     return [switch["text"] for switch in progress.get("optimiser", {}).get("switches", [])]
 
 
-def _show_live(run: Run, console: Console, interrupted: Sequence[int]) -> None:
+def _show_live(run: Run, console: Console, interrupted: Sequence[int], look: Callable[[], None]) -> None:
     totals = Totals()
     with Live(console=console, refresh_per_second=8, transient=False) as live:
         while True:
@@ -166,10 +168,11 @@ def _show_live(run: Run, console: Console, interrupted: Sequence[int]) -> None:
             live.update(dashboard(totals))
             if interrupted or not active:
                 return
+            look()
             time.sleep(LOOK_EVERY_SECONDS)
 
 
-def _show_lines(run: Run, console: Console, interrupted: Sequence[int]) -> None:
+def _show_lines(run: Run, console: Console, interrupted: Sequence[int], look: Callable[[], None]) -> None:
     shown = -1
     while True:
         active = run.is_active
@@ -182,6 +185,7 @@ def _show_lines(run: Run, console: Console, interrupted: Sequence[int]) -> None:
                     console.print(f"  {text}", soft_wrap=True, highlight=False, markup=False)
         if interrupted or not active:
             return
+        look()
         time.sleep(LOOK_EVERY_SECONDS)
 
 

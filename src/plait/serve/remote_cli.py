@@ -1,4 +1,4 @@
-"""`plait add | drop | replace | ls | show`: an engine of another process, by its checkpoint, without Spark or Java.
+"""`plait add | drop | replace | resume | ls | show | top`: an engine of another process, without Spark or Java.
 
 A change is a file in the checkpoint, which the engine answers (`state/log/requests.py`).  Exit codes: 0 done, 2 refused
 with the reason, 3 the engine does not run, 4 no answer in time.
@@ -6,32 +6,28 @@ with the reason, 3 the engine does not run, 4 no answer in time.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import re
-import socket
 import time
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from plait.catalog.catalog import Catalog, QueryEntry
-from plait.config import Config
-from plait.errors import CheckpointError, ConfigError, PlaitError, QueryError
-from plait.state.files.storage import Files
-from plait.state.log import catalog_versions as catalogs
-from plait.state.log.checkpoint import LOCK, Checkpoint
-from plait.state.log.events import events
-from plait.state.log.parked import ParkedQuery, parked_queries
-from plait.state.log.requests import Answer, Request, answer_to, ask, withdraw
+from plait.errors import ConfigError
+from plait.serve.other_engine import OtherEngine, how, told
+from plait.serve.top import glance, table
+from plait.state.log.parked import parked_queries
+from plait.state.log.requests import Request, ask
 
 NOT_RUNNING_EXIT = 3
 NO_ANSWER_EXIT = 4
-_POLL_SECONDS = 0.05
 
 CheckpointPath = Annotated[str, typer.Argument(help="The checkpoint of the engine.", metavar="CHECKPOINT")]
 Name = Annotated[str, typer.Argument(help="The name of the query.")]
@@ -44,6 +40,15 @@ SinkKind = Annotated[
 SinkOption = Annotated[
     list[str] | None, typer.Option("--option", help="An option of the sink, as key=value (repeatable).")
 ]
+MaxRows = Annotated[
+    int | None, typer.Option("--max-rows-per-epoch", min=1, help="Joined rows of an epoch, over which it is parked.")
+]
+MaxState = Annotated[
+    str | None, typer.Option("--max-state", help="Its share of the state, such as 2g, over which it is parked.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only show what it would do: plan, floors, builds, expected cost.")
+]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the change is admitted.")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the engine's answer.")]
 Queue = Annotated[
@@ -54,7 +59,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def add_to(app: typer.Typer) -> None:
     """The commands, as part of an application."""
-    for command in (add, replace, drop, resume, ls, show):
+    for command in (add, replace, drop, resume, ls, show, top):
         app.command()(command)
 
 
@@ -66,6 +71,9 @@ def add(
     mode: Mode = None,
     sink: SinkKind = None,
     option: SinkOption = None,
+    max_rows: MaxRows = None,
+    max_state: MaxState = None,
+    dry_run: DryRun = False,
     wait: Wait = True,
     timeout: Timeout = 60.0,
     queue: Queue = False,
@@ -73,6 +81,7 @@ def add(
 ) -> None:
     """Add a query to a running engine."""
     request = Request("add", name, _text(sql), since, mode, _sink(sink, option))
+    request = dataclasses.replace(request, max_rows_per_epoch=max_rows, max_state=max_state, dry_run=dry_run)
     _send(checkpoint, request, wait, timeout, queue, as_json)
 
 
@@ -84,6 +93,9 @@ def replace(
     mode: Mode = None,
     sink: SinkKind = None,
     option: SinkOption = None,
+    max_rows: MaxRows = None,
+    max_state: MaxState = None,
+    dry_run: DryRun = False,
     wait: Wait = True,
     timeout: Timeout = 60.0,
     queue: Queue = False,
@@ -91,6 +103,7 @@ def replace(
 ) -> None:
     """Replace a query of a running engine by another one under its name."""
     request = Request("replace", name, _text(sql), since, mode, _sink(sink, option))
+    request = dataclasses.replace(request, max_rows_per_epoch=max_rows, max_state=max_state, dry_run=dry_run)
     _send(checkpoint, request, wait, timeout, queue, as_json)
 
 
@@ -110,34 +123,35 @@ def resume(
     checkpoint: CheckpointPath,
     name: Name,
     skip: Annotated[bool, typer.Option("--skip", help="Without the epochs that it missed.")] = False,
+    max_rows: MaxRows = None,
+    max_state: MaxState = None,
     wait: Wait = True,
     timeout: Timeout = 60.0,
     queue: Queue = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a parked query of a running engine go on, with the epochs that it missed."""
-    _send(checkpoint, Request("resume", name, skip=skip), wait, timeout, queue, as_json)
+    request = Request("resume", name, skip=skip, max_rows_per_epoch=max_rows, max_state=max_state)
+    _send(checkpoint, request, wait, timeout, queue, as_json)
 
 
 def ls(checkpoint: CheckpointPath, as_json: AsJson = False) -> None:
     """List the queries that live on a checkpoint."""
-    files = _files(checkpoint)
-    catalog, last = _catalog(files), _last_progress(files)
-    rows_out = last.get("rows_out", {})
-    parked = parked_queries(files)
-    found = [_told(entry, rows_out, parked) for entry in catalog.queries.values()]
+    engine = OtherEngine.at(checkpoint)
+    found, epoch = engine.queries(), engine.last_progress.get("epoch")
     if as_json:
-        typer.echo(json.dumps({"running": runs(files), "epoch": last.get("epoch"), "queries": found}, indent=1))
+        typer.echo(json.dumps({"running": engine.runs, "epoch": epoch, "queries": found}, indent=1))
         return
     console = Console()
-    state = "running" if runs(files) else "not running"
-    console.print(f"{checkpoint}: {state}, after epoch {last.get('epoch', 'none')}", highlight=False, soft_wrap=True)
+    state = "running" if engine.runs else "not running"
+    after = "none" if epoch is None else epoch
+    console.print(f"{checkpoint}: {state}, after epoch {after}", highlight=False, soft_wrap=True)
     table = Table("query", "status", "since", "live from", "mode", "sink", "from", "rows, last epoch", box=None)
     for q in found:
         live = "" if q["live_since"] is None else f"epoch {q['live_since']}"
         cells = (
             q["name"],
-            q["status"],
+            how(q),
             q["since"],
             live,
             q["mode"],
@@ -154,70 +168,68 @@ def ls(checkpoint: CheckpointPath, as_json: AsJson = False) -> None:
 
 def show(checkpoint: CheckpointPath, name: Name, as_json: AsJson = False) -> None:
     """Show one query: its text, what it sees, where its rows go."""
-    files = _files(checkpoint)
-    queries = _catalog(files).queries
-    if name not in queries:
-        raise QueryError("NO_QUERY", f"no query is called {name!r}", f"use one of: {', '.join(queries) or 'none yet'}")
-    entry = queries[name]
-    told = _told(entry, _last_progress(files).get("rows_out", {}), parked_queries(files))
-    told |= {"sql": entry.sql, "floors": dict(entry.floors)}
+    engine = OtherEngine.at(checkpoint)
+    entry = engine.query(name)
+    known = told(entry, engine.last_progress, parked_queries(engine.files))
+    known |= {"sql": entry.sql, "floors": dict(entry.floors)}
     if as_json:
-        typer.echo(json.dumps(told, indent=1))
+        typer.echo(json.dumps(known, indent=1))
         return
     console = Console()
-    for key, value in told.items():
+    for key, value in known.items():
         console.print(Text.assemble((f"{key}: ", "bold"), str(value)), soft_wrap=True)
 
 
-def _told(entry: QueryEntry, rows_out: dict[str, int], parked: Mapping[str, ParkedQuery]) -> dict[str, Any]:
-    record = parked.get(entry.id)
-    return {
-        "name": entry.name,
-        "status": entry.status if record is None else record.status,
-        "since": entry.since,
-        "live_since": entry.live_since,
-        "mode": entry.mode,
-        "sink": None if entry.sink is None else entry.sink["kind"],
-        "origin": entry.origin,
-        "rows": sum(rows for join, rows in rows_out.items() if join.partition(".")[0] == entry.name),
-        "error": None if record is None else str(record.error),
-        "missed_since": None if record is None else record.since,
-    }
+def top(
+    checkpoint: CheckpointPath,
+    once: Annotated[bool, typer.Option("--once", help="Look once; 3 if the engine does not run.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every look as one line of JSON.")] = False,
+) -> None:
+    """Watch a running engine: queries, rows per second, epochs, state, builds, and what is parked."""
+    engine, console = OtherEngine.at(checkpoint), Console()
+    if once or not (as_json or console.is_terminal):
+        seen = glance(engine)
+        if as_json:
+            typer.echo(json.dumps(seen.json))
+        else:
+            console.print(table(seen))
+        raise typer.Exit(0 if seen.running else NOT_RUNNING_EXIT)
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        live = None if as_json else stack.enter_context(Live(console=console, auto_refresh=False, screen=True))
+        while True:
+            seen = glance(engine)
+            if live is None:
+                typer.echo(json.dumps(seen.json))
+            else:
+                live.update(table(seen), refresh=True)
+            time.sleep(every)
 
 
 def _send(checkpoint: str, request: Request, wait: bool, timeout: float, queue: bool, as_json: bool) -> None:
-    files = _files(checkpoint)
+    engine = OtherEngine.at(checkpoint)
     console = Console(stderr=True)
-    if not runs(files):
-        if not queue:
+    if not engine.runs:
+        if not queue or request.dry_run:
             console.print(f"The engine of {checkpoint} does not run; --queue leaves the change for its next start.")
             raise typer.Exit(NOT_RUNNING_EXIT)
-        ask(files, request)
+        ask(engine.files, request)
         _print({"queued": request.id}, f"Left for the next start: {request.operation} {request.name}.", as_json)
         return
-    ask(files, request)
-    if not wait:
+    if not wait and not request.dry_run:
+        ask(engine.files, request)
         _print({"asked": request.id}, f"Asked to {request.operation} {request.name}.", as_json)
         return
-    answer = _await_answer(files, request, timeout)
+    answer = engine.change(request, timeout)
     if answer is None:
-        withdraw(files, request.id)
         console.print(f"No answer within {timeout:g} s; the request is withdrawn.")
         raise typer.Exit(NO_ANSWER_EXIT)
-    if not answer.ok:
-        raise PlaitError(answer.code, answer.cause, answer.remedy)
     since = "" if answer.epoch is None else f", with results from epoch {answer.epoch} on"
-    told = {"name": request.name, "status": answer.status, "live_since": answer.epoch}
-    _print(told, f"{request.name} is {answer.status}{since}.", as_json)
-
-
-def _await_answer(files: Files, request: Request, timeout: float) -> Answer | None:
-    until = time.monotonic() + timeout
-    while time.monotonic() < until:
-        if (answer := answer_to(files, request.id)) is not None:
-            return answer
-        time.sleep(_POLL_SECONDS)
-    return None
+    if answer.preview is not None:
+        _print(dict(answer.preview), str(answer.preview["text"]), as_json)
+        return
+    value = {"name": request.name, "status": answer.status, "live_since": answer.epoch}
+    _print(value, f"{request.name} is {answer.status}{since}.", as_json)
 
 
 def _print(value: dict[str, Any], text: str, as_json: bool) -> None:
@@ -250,43 +262,3 @@ def _sink(kind: str | None, options: list[str] | None) -> dict[str, Any] | None:
         path = str(values["path"])
         values["path"] = path if "://" in path else os.path.abspath(path)
     return {"kind": kind, "options": values}
-
-
-def _files(checkpoint: str) -> Files:
-    files = Checkpoint(checkpoint, Config()).files
-    if files.read("plait.json") is None:
-        raise CheckpointError("NOT_A_CHECKPOINT", f"{checkpoint} has no plait.json", "give a checkpoint directory")
-    return files
-
-
-def _catalog(files: Files) -> Catalog:
-    found = catalogs.newest(files)
-    return Catalog() if found is None else Catalog.from_json(found)
-
-
-def _last_progress(files: Files) -> dict[str, Any]:
-    last: dict[str, Any] = {}
-    for event in events(files):
-        last = event
-    return last
-
-
-def runs(files: Files) -> bool:
-    """Whether a process holds the checkpoint, as far as can be told without touching its lock.
-
-    Behind a URI there is no lock, and on another host no process to ask: such an engine counts as running.
-    """
-    if not files.local:
-        return True
-    found = re.fullmatch(r"pid (\d+) on host (.*)\n?", (files.read(LOCK) or b"").decode(errors="replace"))
-    if found is None:
-        return False
-    if found[2] != socket.gethostname():
-        return True
-    try:
-        os.kill(int(found[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -13,7 +13,7 @@ from itertools import count
 from plait.query.graph import JoinGraph
 from plait.query.layout import Build, Layout
 from plait.query.relation import ColumnDef, Relation
-from plait.query.store import NO_KEY, Era, Filter, IngestEdge, Input, Mark, Reach, Store
+from plait.query.store import NO_KEY, Era, Filter, IngestEdge, Input, Key, Mark, Reach, Store, key_of
 from plait.share.coverage import Draft, Stores
 from plait.share.needs import needed_columns
 
@@ -33,6 +33,7 @@ class _Reads:
     """Columns that no alias can use a NULL of."""
     filters: Mapping[str, tuple[Filter, ...]]
     marks: Mapping[str, Mapping[str, Mark]]
+    graphs: Mapping[str, JoinGraph]
 
 
 def lay_out(
@@ -52,7 +53,7 @@ def lay_out(
     for graph in graphs.values():
         for ref in needed_columns(graph):
             needed.setdefault(graph.alias(ref.alias).relation, set()).add(ref.column)
-    reads = _Reads(_physical_columns(graphs), needed, _required(graphs, relations), filters, marks)
+    reads = _Reads(_physical_columns(graphs), needed, _required(graphs, relations), filters, marks, graphs)
     builds = _builds(found, before)
     for build in builds:
         # The source must go on telling apart what is copied from what arrives in both.
@@ -162,7 +163,21 @@ def _store(
         first=first,
         mixed=source is not None and (source.mixed or _filter_ids(found.before, relation.name) != set(era.filters)),
         owner=draft.owner,
+        searched=_searched(draft, reads.graphs),
     )
+
+
+def _searched(draft: Draft, graphs: Mapping[str, JoinGraph]) -> tuple[Key, ...]:
+    """The keys, other than its own, by which joins look a store up."""
+    found: dict[tuple[str, ...], Key] = {}
+    # What is kept whole is no join's.
+    for need in (need for need in draft.needs if need.join in graphs):
+        graph = graphs[need.join]
+        keys = graph.searched_keys_of(need.alias)
+        # As `steps.Place.store` has it.
+        if keys and key_of(graph, need.alias, graph.keys_of(need.alias)[0]).columns == need.key.columns:
+            found |= {key.columns: key for attributes in keys for key in (key_of(graph, need.alias, attributes),)}
+    return tuple(found[columns] for columns in sorted(found))
 
 
 def _filter_ids(layout: Layout, relation: str) -> set[int]:

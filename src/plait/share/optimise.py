@@ -60,7 +60,7 @@ def plan_of(
     `solved` is its solution, where there is one already.
     """
     queries, parts = candidates.workload.queries, candidates.parts
-    trees = Trees(problem, parts, candidates.pieces)
+    trees = Trees(problem, parts, candidates.pieces, candidates.nested)
     if solved is None:
         solved = solve(problem, trees, seconds=seconds, gap=gap, solver=solver)
     reasons = [

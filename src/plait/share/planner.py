@@ -28,6 +28,7 @@ from plait.share.mirs import Keep
 from plait.share.regroup import Known, Regrouped, regroup
 from plait.share.replan import Arrangement, Running, Statistics, Views, arranged, replan, why_fixed, why_never
 from plait.share.steps import FirstLook
+from plait.share.store_choice import StoreKey, StoreUse
 from plait.share.together import Memory
 from plait.stats.counters import History, Name, Period, gamma_mu
 
@@ -82,6 +83,8 @@ class Planner:
         self._learnt = False
         self._report: OptimiserReport | None = None
         self._unsampled: frozenset[int] = frozenset()
+        self._renumbered = False
+        """Whether the nodes of the last epoch's plan are not those of the plan in force."""
         self._exchanged = True
         self._counted: Counted = {}
         self._memory: Memory | None = None
@@ -114,6 +117,7 @@ class Planner:
     def looked(self) -> None:
         """The epoch of the first looks is committed, and MIRs are filled."""
         if self.layout.looks or self.layout.fills:
+            self._renumbered = True
             self._arrange(replace(self.layout, looks={}, fills=frozenset()))
 
     def _arrange(self, layout: Arrangement) -> None:
@@ -143,8 +147,10 @@ class Planner:
         if not self.adaptive:
             return False
         self._begun = now if self._begun is None else self._begun
-        self._period.add(observed)
+        # What was counted under the plan of first looks belongs to no node of this one.
+        self._period.add(replace(observed, edges={}) if self._renumbered else observed)
         self._sets.update({sample.edge: sample for sample in observed.sets})
+        self._renumbered = False
         self._exchanged = observed.exchanged
         if not self._is_over(now):
             return False
@@ -224,6 +230,37 @@ class Planner:
         if self.config.orderer != "fixed":
             orders = self.catalog.followed(orders)
         self._arrange(replace(self.layout, allocation=allocation, orders=orders))
+
+    def store_uses(self) -> dict[StoreKey, StoreUse] | None:
+        """What an epoch of the plan in force is expected to do with each store; None while that is not known."""
+        if any((lead, a.name) not in self._views for lead, graph in self.catalog.leads.items() for a in graph.aliases):
+            return None
+        plan, latest = self.plan, self.history.latest
+        uses = {store.id: StoreUse(latest(("λ", store.relation), 0.0)) for store in plan.stores if store.mir is None}
+        nodes = {node.id: node for node in plan.nodes()}
+        for (lead, driver), view in self._views.items():
+            if lead not in self.catalog.leads:
+                continue
+            joined, keys = 1 << view.driver, latest(("keys", lead, driver), 0.0)
+            for target, id in zip(self.orders[lead][driver], dict(plan.query_by_name[lead].nodes)[driver], strict=True):
+                after = joined | 1 << view.names.index(target)
+                if id in nodes and nodes[id].step.store in uses:
+                    store = nodes[id].step.store
+                    lookups, found = keys * view.alive[joined], keys * view.alive[after] * view.width[after]
+                    uses[store] = uses[store].with_step(lookups, found)
+                joined = after
+        for source in plan.inputs:
+            begun = {tree.edge for tree in plan.trees if tree.nodes and any(n.step.hop == 1 for n in tree.nodes)}
+            for edge in source.edges:
+                if edge.store in uses and edge.id in begun:
+                    uses[edge.store] = replace(uses[edge.store], driving=uses[edge.store].rows_in)
+        known = plan.store_by_id
+        return {(known[id].relation, known[id].key.columns): use for id, use in uses.items()}
+
+    @property
+    def tasks(self) -> int:
+        """Among how many tasks tuples travel, about."""
+        return 2 if self._exchanged else 1
 
     def report(self) -> OptimiserReport:
         """For `run.last_progress`: the switches so far, the reason, and estimates against what was counted.
@@ -338,13 +375,13 @@ def _counted(period: Period, plan: Plan) -> Counted:
 
 
 def _is_order(graph: JoinGraph, driver: str, order: tuple[str, ...]) -> bool:
-    """Whether this is a probe order of the graph: everyone else once, each by a stored key of those before."""
+    """Whether this is a probe order of the graph: everyone else once, each by a key of those before."""
     names = {a.name for a in graph.aliases}
     if set(order) != names - {driver} or len(order) != len(names) - 1:
         return False
     joined = [driver]
     for name in order:
-        if not graph.can_look_up(joined, name):
+        if not graph.can_search(joined, name):
             return False
         joined.append(name)
     return True

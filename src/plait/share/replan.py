@@ -134,7 +134,7 @@ class Statistics:
     """What `values` were at the last switch; empty before the first period."""
     coefficients: Coefficients
     exchanged: bool = True
-    """Whether tuples that travel go from task to task."""
+    """Whether tuples that travel go from task to task; in a single task no exchange is paid for."""
     seen: Mapping[str, float] = field(default_factory=dict)
     """Rows by relation, of all periods."""
     made: Mapping[str, float] = field(default_factory=dict)
@@ -143,6 +143,11 @@ class Statistics:
     """Those of earlier periods."""
     memory: Memory | None = None
     """Of the joint optimiser."""
+
+    @property
+    def prices(self) -> Coefficients:
+        """What the next period's work costs."""
+        return self.coefficients if self.exchanged else replace(self.coefficients, alpha_h=0.0)
 
 
 @dataclass(frozen=True)
@@ -232,8 +237,7 @@ def _views(
 
 def _view(graph: JoinGraph, driver: str, forecast: QueryForecast, statistics: Statistics, config: Config) -> DriverView:
     model = config.probe if config.cost_model == "engine" else config.cost_model
-    prices = statistics.coefficients if statistics.exchanged else replace(statistics.coefficients, alpha_h=0.0)
-    return driver_view(graph, driver, forecast, prices, model=model, variant=config.cost_variant)
+    return driver_view(graph, driver, forecast, statistics.prices, model=model, variant=config.cost_variant)
 
 
 def _switches(
@@ -274,7 +278,7 @@ def _chosen_together(
         leads,
         forecasts,
         now,
-        statistics.coefficients,
+        statistics.prices,
         tasks=tasks,
         seconds=config.sharing_seconds,
         memory=(statistics.memory or Memory()) if config.sharing == "auto" else None,

@@ -4,8 +4,9 @@ Contract.  A step says *where* the order goes (`Step`, without anything that dep
 this query makes of the rows found there (`Judgement`).  Orders of several queries that go the same way share the
 step; their judgements stay apart, member by member of the tree (`probe_trees.py`).
 
-Invariant.  Every probe is *routed*: a step looks into a store partitioned by exactly the attribute whose value the
-travelling tuple carries, so no tuple is broadcast and no relation is gathered in one task.
+Invariant.  A probe is *routed*: a step looks into a store partitioned by exactly the attribute whose value the
+travelling tuple carries.  Where there is no such store, tuples are *broadcast*: they go to every task, each of which
+searches its part of another store of the same stream (`Step.by`).  No relation is gathered in one task.
 """
 
 from __future__ import annotations
@@ -104,6 +105,9 @@ class Place:
 
     def store(self, alias: str, attributes: tuple[int, ...]) -> Store:
         """The store in which an alias is looked up by these attributes."""
+        if not self.graph.is_stored_by(alias, attributes):
+            # All have the same rows; the first is by the widest key.
+            attributes = self.graph.keys_of(alias)[0]
         key = key_of(self.graph, alias, attributes)
         return self.base.layout.store_by_id[self.base.stores[self.name, alias, key.columns]]
 
@@ -187,17 +191,19 @@ class Place:
     ) -> tuple[Step, Judgement, tuple[int, ...]]:
         graph, driver = self.graph, before.slots[0][0]
         attributes = graph.lookup_key(before.aliases, target, at.here)
-        hop = at.hop if attributes == at.here else at.hop + 1
+        by = None if graph.is_stored_by(target, attributes) else key_of(graph, target, attributes)
+        hop = at.hop if attributes == at.here and by is None else at.hop + 1
         store, after = self.store(target, attributes), before.then(target)
         in_table = graph.alias(target).relation in self.base.layout.tables
         step = Step(
             store=store.id,
             key=tuple(before.column(carrier(graph, before.aliases, t)) for t in attributes),
             hop=hop,
-            exact=store.key.exact,
+            exact=(by or store.key).exact,
             sees_current=(in_table and (look is not None or not self.only_tables))
             or (look is None and rank(graph, self.ranks, target) < rank(graph, self.ranks, driver)),
             stays=at.stays(attributes, hop),
+            by=by,
         )
         shared = graph.attributes_of(before.aliases) & graph.attributes_of([target])
         equal = [
@@ -213,7 +219,8 @@ class Place:
             bounds=tuple(bounds(graph, before, after)),
             zone=zone(graph, before, target, store.time_column),
         )
-        return step, judgement, attributes
+        # Whoever was broadcast is where the row is that was found: no key's owner.
+        return step, judgement, attributes if by is None else ()
 
     def _into_mir(self, before: Joined, mir: Probed, at: At) -> tuple[Step, Judgement, tuple[int, ...]]:
         graph, driver = self.graph, before.slots[0][0]

@@ -1,4 +1,4 @@
-"""By which keys streams are stored: as few as probe orders can do with, and those of the largest streams fewest.
+"""By which keys streams are stored: when a query is admitted, and again once its epochs have shown what pays.
 
 A stream could be looked up by every key that it shares with another.  Each of these is a copy of the stream: hashed,
 sorted, sent, written and merged.  `chosen` leaves out a key where the stream is also stored by a *wider* one (it has
@@ -8,6 +8,10 @@ look up `partsupp` first.
 
 Invariant.  From every driver there is an order in which each next alias is stored by a key that was joined.  What can
 be looked up once, can be looked up later too: so a planner that takes any of these as its next probe never gets stuck.
+
+Later (`searched_instead`) a store also goes that costs more than looking its rows up in another one of the same stream:
+tuples then go to all tasks and search there, with an index where rows are merged (`state/segments/searched.py`).  What
+a store costs grows with what arrives, and so does a search, as far as rows are not merged yet.
 
 Only wider keys replace a key: to reach a stream in a roundabout way by another key altogether may mean joining streams
 that have little in common first (TPC-H Q5: suppliers with customers of their nation), which no saving is worth.
@@ -29,14 +33,59 @@ FOREIGN_KEY_FACTOR = 8.0
 is a foreign key, and facts refer to dimensions."""
 
 
+COPY_NS = 200.0
+"""Nanoseconds that one store more costs per row that arrives: hashing, sorting, copying, writing, merging.  Like the
+others below: from TPC-H Q8 and Q9 at scale factor 1 with and without stores, on two cores."""
+INDEX_NS = 40.0
+"""What an index costs instead, per row."""
+FRESH_EPOCHS = 6.0
+"""Epochs whose rows are not merged, and have no index."""
+SEARCH_NS = 6.0
+"""Per row that is searched."""
+SENT_NS = 160.0
+"""Per tuple and task that it is sent to, or that has to be sent because it is not where it looks up first."""
+FOUND_NS = 50.0
+"""Per row found: it is fetched from where it is."""
+LEAST_SAVED = 0.1
+"""The share of a store's cost that must be saved."""
+
+
+@dataclass(frozen=True)
+class StoreUse:
+    """What an epoch does with a store."""
+
+    rows_in: float
+    """Rows that arrive."""
+    users: int = 0
+    """Steps that look rows up."""
+    lookups: float = 0.0
+    """Keys that they look up, all together,"""
+    found: float = 0.0
+    """and the rows that these have."""
+    driving: float = 0.0
+    """Rows that begin where this store is: without it they have to be sent."""
+
+    def with_step(self, lookups: float, found: float) -> StoreUse:
+        """One step more."""
+        return replace(self, users=self.users + 1, lookups=self.lookups + lookups, found=self.found + found)
+
+    def saved(self, tasks: int) -> float:
+        """Nanoseconds per epoch that it saves not to have the store."""
+        searching = self.users * SEARCH_NS * FRESH_EPOCHS * self.rows_in + FOUND_NS * self.found
+        sending = SENT_NS * (tasks * self.lookups + self.driving)
+        return (COPY_NS - INDEX_NS) * self.rows_in - searching - sending
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """A store that could be there, and is not."""
 
     relation: str
     key: tuple[str, ...]
-    wider: tuple[str, ...]
-    """The key that stands for it."""
+    instead: tuple[str, ...]
+    """The key that stands for it,"""
+    searched: bool = False
+    """of the store that is searched, if none is wider."""
 
 
 def chosen(
@@ -59,14 +108,30 @@ def chosen(
     return found
 
 
+def searched_instead(
+    graphs: Mapping[str, JoinGraph],
+    uses: Mapping[StoreKey, StoreUse],
+    tasks: int,
+    there: frozenset[StoreKey] = frozenset(),
+) -> dict[str, JoinGraph]:
+    """The joins without the stores that cost more than searching; those that are `there` anyway stay."""
+    found = dict(graphs)
+    gains = {store: use.saved(tasks) for store, use in uses.items() if store not in there}
+    paying = [store for store, gain in gains.items() if gain > LEAST_SAVED * COPY_NS * uses[store].rows_in]
+    for store in sorted(paying, key=lambda s: (-gains[s], s)):
+        without = {name: _fewer(graph, store) for name, graph in found.items() if store in _wanted(graph)}
+        if all(graph is not None for graph in without.values()):
+            found |= {name: graph for name, graph in without.items() if graph is not None}
+    return found
+
+
 def stored_by(graph: JoinGraph, keys: Mapping[str, frozenset[tuple[str, ...]]]) -> JoinGraph:
     """The join whose aliases are stored by these columns, and no others; by all if these are too few."""
     every = {(a.name, key) for a in graph.aliases for key in graph.every_key_of(a.name)}
     kept = frozenset((a, key) for a, key in every if key_of(graph, a, key).columns in keys.get(a, frozenset()))
     if kept == every or {alias for alias, _ in kept} != {a.name for a in graph.aliases}:
         return graph
-    found = replace(graph, stored=kept)
-    return found if is_executable(found) else graph
+    return replace(graph, stored=kept)
 
 
 def left_out(graph: JoinGraph) -> Iterator[LeftOut]:
@@ -74,13 +139,14 @@ def left_out(graph: JoinGraph) -> Iterator[LeftOut]:
     for alias in graph.aliases:
         for key in graph.every_key_of(alias.name):
             if key not in graph.keys_of(alias.name):
-                wider = next((k for k in graph.keys_of(alias.name) if set(k) > set(key)), graph.keys_of(alias.name)[0])
-                columns = [key_of(graph, alias.name, k).columns for k in (key, wider)]
-                yield LeftOut(alias.relation, *columns)
+                keys = graph.keys_of(alias.name)
+                wider = next((k for k in keys if set(k) > set(key)), None)
+                columns = [key_of(graph, alias.name, k).columns for k in (key, wider or keys[0])]
+                yield LeftOut(alias.relation, columns[0], columns[1], searched=wider is None)
 
 
 def is_executable(graph: JoinGraph) -> bool:
-    """Whether every alias can reach all others by the keys that are stored."""
+    """Whether every alias can reach all others by the keys that are stored, without a search."""
     names = [alias.name for alias in graph.aliases]
     if len(names) > 1 and not all(graph.keys_of(name) for name in names):
         return False
@@ -122,6 +188,12 @@ def _replaceable(graph: JoinGraph) -> set[StoreKey]:
 
 def _without(graph: JoinGraph, store: StoreKey) -> JoinGraph | None:
     """The join without a store; None if some order needs it."""
+    found = _fewer(graph, store)
+    return found if found is not None and is_executable(found) else None
+
+
+def _fewer(graph: JoinGraph, store: StoreKey) -> JoinGraph | None:
+    """The join without a store; None if an alias has no other."""
     kept = frozenset(
         (a.name, key)
         for a in graph.aliases
@@ -130,5 +202,4 @@ def _without(graph: JoinGraph, store: StoreKey) -> JoinGraph | None:
     )
     if {alias for alias, _ in kept} != {a.name for a in graph.aliases}:
         return None
-    found = replace(graph, stored=kept)
-    return found if is_executable(found) else None
+    return replace(graph, stored=kept)

@@ -342,7 +342,7 @@ def _pair(query: str, graph: JoinGraph, one: str, other: str, plan: Plan, period
 
 
 def _is_sampled(graph: JoinGraph, one: str, other: str) -> bool:
-    """Whether new tuples of `one` are spread by a key by which `other` is stored."""
+    """Whether new tuples of `one` are spread by a key by which `other` is stored as well."""
     return graph.can_look_up([one], other) and graph.lookup_key([one], other, None) in graph.keys_of(one)
 
 

@@ -14,142 +14,35 @@ and anti joins told here (`semi_join.py`); per source one more in every eighth e
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from plait.errors import QueryError
 from plait.query.group_filter import Among, Narrowing
+from plait.query.plan import Plan
 from plait.query.semi_join import Partners
 from plait.query.store import watermark_ms
+from plait.runtime.answers.live_results import FEW_BYTES, HELD_BYTES, LiveResults, mergeable
+from plait.runtime.answers.placed_groups import HERE_BYTES, NEW, placed
 from plait.runtime.answers.result_reader import SMALL_BYTES, ResultRows, stays_small
 from plait.runtime.answers.semi_join import Others
 from plait.runtime.driver.sinks import Sink
 from plait.runtime.task import group_writer
+from plait.runtime.task.shared_groups import SharedGroupWriter
+from plait.runtime.task.shared_results import alike
 from plait.sql.answer.residual import Residual, Source, finish, merged
-from plait.state.log.manifest import Manifest, ManifestLog, ResultFile, results_after
+from plait.state.log.manifest import ResultFile
 
 MODES = ("append", "update", "complete")
 MERGE_FILES = 8
 """Files of joined rows that may come together before a maintained aggregate makes partial rows of them."""
 MOST_FILES = 64
-FEW_BYTES = 1 << 20
-"""Groups that come to so much are held, and handed to Spark as they are instead of as files."""
-HELD_BYTES = 64 << 20
-"""Groups of a source of which few matter are held up to so much."""
-
-
-@dataclass
-class Groups:
-    """What the groups of sources have come to, held here while they are few: made from files, and lost without harm."""
-
-    held: dict[str, tuple[tuple[str, ...], pa.Table]] = field(default_factory=dict)
-    parts: dict[str, dict[str, pa.Table]] = field(default_factory=dict)
-    """By source and file: partial rows as they are."""
-    wide: set[str] = field(default_factory=set)
-    """Sources of which too many groups matter for telling here which do."""
-
-    def of(
-        self, source: str, files: tuple[ResultFile, ...], rows: ResultRows, most: int = FEW_BYTES
-    ) -> pa.Table | None:
-        """The merged rows of these files, held if they come to `most` bytes; None if that is for Spark to merge."""
-        grouping = rows.plan.query_by_name[source].grouping
-        paths = tuple(file.path for file in files)
-        known, table = self.held.pop(source, ((), None))
-        if grouping is None or not mergeable(files):
-            return None
-        if table is None or paths[: len(known)] != known:
-            known, table = (), None
-        if paths != known:
-            parts = list(rows.tables(files[len(known) :]))
-            table = group_writer.merged(parts if table is None else [table, *parts], grouping)
-        if table is not None and table.nbytes <= most:
-            self.held[source] = paths, table
-        return table
-
-    def unmerged(self, source: str, files: tuple[ResultFile, ...], rows: ResultRows) -> list[pa.Table]:
-        """The partial rows of these files."""
-        known = self.parts.pop(source, {})
-        new = [file for file in files if file.path not in known]
-        known |= {file.path: table for file, table in zip(new, rows.tables(new), strict=True)}
-        held = {file.path: known[file.path] for file in files}
-        if sum(table.nbytes for table in held.values()) <= HELD_BYTES:
-            self.parts[source] = held
-        return list(held.values())
-
-
-@dataclass
-class LiveResults:
-    """The result files in force, by query."""
-
-    files: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
-    new: dict[str, tuple[ResultFile, ...]] = field(default_factory=dict)
-    """Those that the last epoch has added."""
-    marks_ms: Mapping[str, int] = field(default_factory=dict)
-    """What watermarks are made of."""
-    before_ms: Mapping[str, int] = field(default_factory=dict)
-    """The same before the last epoch."""
-    policy: str = "min"
-    """How a watermark follows from them."""
-    begun: frozenset[str] = frozenset()
-    """Joins of queries of which the last epoch is the first: none of their groups were closed before."""
-    of_all: tuple[int | None, int | None] = (None, None)
-    """The one watermark that format 3 had, before and after its last epoch."""
-    groups: Groups = field(default_factory=Groups)
-
-    gone: dict[str, float] = field(default_factory=dict)
-    """Files that have been in force, and since when (seconds since 1970) they are not: somebody may still read them."""
-
-    @staticmethod
-    def read(log: ManifestLog, sinks: Mapping[str, Sink] | None = None, policy: str = "min") -> LiveResults:
-        """As the manifests say.  Where those of format 3 do not, `sinks` and receipts tell what was handed over."""
-        found, manifests = LiveResults(policy=policy), log.since_snapshot()
-        for manifest in manifests:
-            if sinks is not None and any(file.passing is None for file in manifest.results):
-                told = partial(_told, sinks, None if manifest is manifests[-1] else log.receipt(manifest.epoch))
-                manifest = replace(manifest, results=tuple(map(told, manifest.results)))
-            found.committed(manifest)
-        return found
-
-    def committed(self, manifest: Manifest) -> None:
-        """One more epoch."""
-        self.before_ms, self.marks_ms = manifest.before_marks_ms, manifest.marks_ms
-        self.begun = frozenset(manifest.begins)
-        # Format 3 had one watermark for all queries.
-        self.of_all = (manifest.before_ms, manifest.watermark_ms) if manifest.catalog < 0 else (None, None)
-        self.new = {}
-        for file in manifest.results:
-            if not file.whole:
-                self.new[file.query] = (*self.new.get(file.query, ()), file)
-        before, self.files = self.files, results_after(self.files, manifest)
-        paths = self.paths()
-        now = time.time()
-        self.gone |= {file.path: now for files in before.values() for file in files if file.path not in paths}
-
-    def paths(self) -> set[str]:
-        """Those in force."""
-        return {file.path for files in self.files.values() for file in files}
-
-    def kept(self, since: float) -> set[str]:
-        """Files that must stay: those in force, and those that were until after `since`; the others are forgotten."""
-        self.gone = {path: left for path, left in self.gone.items() if left > since}
-        return self.paths() | self.gone.keys()
-
-
-def _told(sinks: Mapping[str, Sink], receipt: Set[str] | None, file: ResultFile) -> ResultFile:
-    """A result file of format 3: nobody needs it once a sink that keeps no rows has taken it.
-
-    Without a `receipt` it is of the last epoch, which is handed over before the next is committed.
-    """
-    sink = sinks.get(file.query)
-    taken = sink is not None and not sink.keeps_rows and (receipt is None or file.query in receipt)
-    return replace(file, passing=taken)
 
 
 @dataclass(eq=False)
@@ -187,8 +80,9 @@ class Answer:
         return self._final(rows, live, before_ms) if self.mode == "append" else self.frame(rows, live)
 
     def _final(self, rows: ResultRows, live: LiveResults, since_ms: Mapping[str, int] | None) -> DataFrame:
-        closed = Closed(self.residual, rows, live, self.final_us, self.complete_us(), since_ms)
-        return self.residual.answer(closed)
+        assert self.residual.only_source is not None
+        bounds = Bounds.of(self, self.residual.only_source.name, rows, live, since_ms)
+        return self.residual.answer(Closed(self.residual, rows, live, bounds))
 
 
 @dataclass(frozen=True)
@@ -305,34 +199,57 @@ class Changed(Committed):
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """Which groups of an append-mode answer are handed over now, in microseconds."""
+
+    until_us: int | None
+    """Groups that end at or before this are closed; None: none is."""
+    since_us: int | None
+    """Those that end at or before this have been handed over."""
+    complete_us: int | None
+    """Those that begin at or before this lack rows."""
+
+    @staticmethod
+    def of(
+        answer: Answer, source: str, rows: ResultRows, live: LiveResults, since_ms: Mapping[str, int] | None
+    ) -> Bounds:
+        """Groups that no row can come to any more, if they were not closed when `since_ms` made the watermark."""
+        marks = rows.plan.query_by_name[source].marks
+        now = watermark_ms(marks, live.marks_ms, live.policy)
+        now = live.of_all[1] if now is None else now
+        before = None
+        if since_ms is not None and source not in live.begun:
+            before = watermark_ms(marks, since_ms, live.policy)
+            before = live.of_all[0] if before is None else before
+        until, since = (None if at is None else at * 1000 - answer.final_us for at in (now, before))
+        return Bounds(until, since, answer.complete_us())
+
+
+def ends_of(groups: DataFrame, source: Source) -> tuple[Column, Column]:
+    """The times at which groups begin and end, in microseconds."""
+    assert source.maintained is not None
+    assert source.closing is not None
+    key = groups[source.maintained.keys[source.closing.key]]
+    field = source.closing.field
+    return F.unix_micros(key if field is None else key["start"]), F.unix_micros(key if field is None else key[field])
+
+
+@dataclass(frozen=True)
 class Closed(Committed):
     """Of maintained aggregates, the groups that no row can come to any more."""
 
-    final_us: int
-    complete_us: int | None
-    since_ms: Mapping[str, int] | None
-    """Only those that were not closed when the watermark was made of these."""
+    bounds: Bounds
 
     def merged(self, source: Source, narrowing: Narrowing) -> DataFrame:
         """All rows of closed groups have been committed, so these are their last values."""
-        assert source.maintained is not None
-        assert source.closing is not None
-        marks = self.rows.plan.query_by_name[source.name].marks
-        groups, now = super().merged(source, narrowing), watermark_ms(marks, self.live.marks_ms, self.live.policy)
-        now = self.live.of_all[1] if now is None else now
-        end = groups[source.maintained.keys[source.closing.key]]
-        window = source.closing.field is not None
-        closed_us = F.unix_micros(end[source.closing.field] if window else end) + self.final_us
-        if now is None:
+        groups, bounds = super().merged(source, narrowing), self.bounds
+        begin, end = ends_of(groups, source)
+        if bounds.until_us is None:
             return groups.where(F.lit(False))
-        groups = groups.where(closed_us <= now * 1000)
-        if self.complete_us is not None:
-            groups = groups.where(F.unix_micros(end["start"] if window else end) > self.complete_us)
-        before = None
-        if self.since_ms is not None and source.name not in self.live.begun:
-            before = watermark_ms(marks, self.since_ms, self.live.policy)
-            before = self.live.of_all[0] if before is None else before
-        return groups if before is None else groups.where(closed_us > before * 1000)
+        groups = groups.where(end <= bounds.until_us)
+        if bounds.complete_us is not None:
+            groups = groups.where(begin > bounds.complete_us)
+        return groups if bounds.since_us is None else groups.where(end > bounds.since_us)
 
 
 @dataclass
@@ -341,6 +258,9 @@ class Sources:
 
     answers: Mapping[str, Answer] = field(default_factory=dict)
     live: LiveResults = field(default_factory=LiveResults)
+    finished_alike: list[tuple[Answer, ...]] | None = None
+    """Which answers can be finished together (`answers_together.py`), once that is known."""
+    _sharing: tuple[Plan | None, list[tuple[str, ...]]] = (None, [])
 
     def source(self, graph: str) -> tuple[Residual, Source] | None:
         """What a join graph is a source of; None if its rows are a query's answer."""
@@ -350,14 +270,39 @@ class Sources:
                     return answer.residual, source
         return None
 
+    def sharing(self, plan: Plan, source: str) -> tuple[str, ...]:
+        """The sources whose groups are in the same files as those of this one; none, if it has files of its own."""
+        if self._sharing[0] is not plan:
+            grouped = {query.name for query in plan.queries if query.grouping is not None}
+            self._sharing = plan, [group for group in alike(plan, grouped) if group[0] in grouped]
+        return next((group for group in self._sharing[1] if source in group), ())
+
+    def merged_together(self, rows: ResultRows, sources: tuple[str, ...]) -> list[ResultFile] | None:
+        """A file that stands for all files of these sources so far, if there are many; None: each must have its own."""
+        every = [file for source in sources for file in self.live.files.get(source, ())]
+        if not _is_due(every, MERGE_FILES):
+            return []
+        if sum(file.weight for file in every) > HERE_BYTES:
+            return None
+        files, query = placed(self.live.files, sources), rows.plan.query_by_name[sources[0]]
+        table = self.live.groups.together.merged(sources, files, frozenset(), rows)
+        if table is None or query.grouping is None:
+            return None
+        columns, results = [name for name, _ in query.columns], rows.checkpoint.results
+        # Nothing is flushed before the end: it is in one piece already.
+        sync = rows.checkpoint.config.sync
+        writer = SharedGroupWriter(sources, columns, query.grouping, results, sync, HERE_BYTES)
+        try:
+            writer.add(table.drop_columns([NEW]))
+            return [file for files in writer.close(whole=True).values() for file in files]
+        except BaseException:
+            writer.abandon()
+            raise
+
     def merged(self, rows: ResultRows, residual: Residual, source: Source) -> list[ResultFile]:
         """A file that stands for all files of a source so far, if there are many; else none."""
         files = self.live.files.get(source.name, ())
-        old = sum(file.weight for file in files if file.whole)
-        parts = [file for file in files if not file.whole]
-        new = sum(file.weight for file in parts)
-        few = len(parts) < (MERGE_FILES if source.maintained is not None else MOST_FILES)
-        if (few and new <= SMALL_BYTES) or (4 * new < old and len(parts) < MOST_FILES):
+        if not _is_due(files, MERGE_FILES if source.maintained is not None else MOST_FILES):
             return []
         if (groups := self.live.groups.of(source.name, files, rows)) is not None:
             return rows.written_here(source.name, groups, whole=True)
@@ -368,6 +313,14 @@ class Sources:
         if small:
             return rows.written_here(source.name, whole.toArrow(), whole=True)
         return rows.written(source.name, whole, whole=True)
+
+
+def _is_due(files: Sequence[ResultFile], many: int) -> bool:
+    """Whether so much has come together since the last file that stands for all before it that one is due."""
+    old = sum(file.weight for file in files if file.whole)
+    parts = {file.path for file in files if not file.whole}
+    new = sum(file.weight for file in files if not file.whole)
+    return not ((len(parts) < many and new <= SMALL_BYTES) or (4 * new < old and len(parts) < MOST_FILES))
 
 
 def read(
@@ -387,11 +340,6 @@ def read(
         frames.append(joined if source.maintained is None else residual.partial(source, joined))
     found = reduce(DataFrame.union, frames)
     return found.coalesce(1) if small else found
-
-
-def mergeable(files: Sequence[ResultFile]) -> bool:
-    """Whether files hold groups, and not too many to be merged here."""
-    return all(file.whole or file.grouped for file in files) and sum(file.weight for file in files) <= SMALL_BYTES
 
 
 def output_mode(name: str, residual: Residual | None, asked: str | None) -> str:

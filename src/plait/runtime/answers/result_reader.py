@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from plait.errors import CorruptionError
 from plait.query.plan import Plan, QueryPlan
-from plait.query.store import SET_BITS
+from plait.query.store import SET, SET_BITS
 from plait.query.types import FIXED, digits
 from plait.runtime.task.file_sets import query_batches, query_table, set_column, without_sets
 from plait.runtime.task.result_writer import ResultWriter, results_folder, sync_results
@@ -111,12 +111,14 @@ class ResultRows:
             yield paths
 
     @contextmanager
-    def one_file(self, query: str, rows: DataFrame) -> Iterator[list[str]]:
+    def one_file(self, query: str, rows: DataFrame | pa.Table) -> Iterator[list[str]]:
         """Rows as one file of this machine, or none, for as long as the block runs."""
-        files, results = self.written(query, rows.coalesce(1)), self.checkpoint.results
-        here = [results.where(file.path) for file in files]
+        results = self.checkpoint.results
+        here = isinstance(rows, pa.Table)
+        files = self.written_here(query, rows) if here else self.written(query, rows.coalesce(1))
+        paths_here = [results.where(file.path) for file in files]
         try:
-            with self.copies(files) if isinstance(results, RemoteFiles) else nullcontext(here) as paths:
+            with self.copies(files) if isinstance(results, RemoteFiles) else nullcontext(paths_here) as paths:
                 yield paths
         finally:
             for file in files:
@@ -125,7 +127,7 @@ class ResultRows:
     def all(self, query: str) -> DataFrame:
         """Every committed row of a query, exactly once."""
         files = self.checkpoint.log.results().get(query, ())
-        return self.frame(query, [file for file in files if file.held is None and not file.raw])
+        return self.frame(query, [file for file in files if not file.raw])
 
     def finished(self, query: QueryPlan, candidates: list[ResultFile], needed: Set[str]) -> list[ResultFile]:
         """Joined rows go through Spark's part of the query and are written as result files of their own.
@@ -204,7 +206,15 @@ class ResultRows:
 
     def here(self, columns: tuple[tuple[str, str], ...], table: pa.Table) -> DataFrame:
         """A few rows that are here already, in one partition."""
-        return self.spark.createDataFrame(table, _struct(columns)).coalesce(1)
+        return self.local(_struct(columns), table).coalesce(1)
+
+    def local(self, schema: T.StructType, table: pa.Table) -> DataFrame:
+        """Rows that are here already."""
+        return self.spark.createDataFrame(table, schema)
+
+    def nothing(self, columns: tuple[tuple[str, str], ...]) -> DataFrame:
+        """No rows, with these columns."""
+        return self.spark.createDataFrame([], _struct(columns))
 
     def read(self, columns: tuple[tuple[str, str], ...], files: Iterable[ResultFile]) -> DataFrame:
         """The rows of files with these columns: one scan for all, and one for each bit that the query has in files."""
@@ -212,16 +222,25 @@ class ResultRows:
         for file in files:
             by_bit.setdefault(file.bit, []).append(file)
         frames = [self._scanned(_struct(columns), self.paths(some), bit) for bit, some in by_bit.items()]
-        return reduce(DataFrame.union, frames) if frames else self.spark.createDataFrame([], _struct(columns))
+        return reduce(DataFrame.union, frames) if frames else self.nothing(columns)
+
+    def with_words(
+        self, columns: tuple[tuple[str, str], ...], words: Iterable[int], files: Iterable[ResultFile]
+    ) -> DataFrame:
+        """All rows of files with these columns, whosever they are, and these words of their sets."""
+        sets = [T.StructField(f"{SET}{word}", T.LongType()) for word in words]
+        return self._reader().schema(T.StructType([*_struct(columns).fields, *sets])).parquet(*self.paths(files))
+
+    def _reader(self) -> DataFrameReader:
+        # Whatever the session says of missing files: these were committed.
+        return self.spark.read.option("ignoreMissingFiles", "false")
 
     def _scanned(self, schema: T.StructType, paths: list[str], bit: int | None) -> DataFrame:
         """The rows of files, or those that have a bit."""
-        # Whatever the session says of missing files: these were committed.
-        reader = self.spark.read.option("ignoreMissingFiles", "false")
         if bit is None:
-            return reader.schema(schema).parquet(*paths)
+            return self._reader().schema(schema).parquet(*paths)
         word = set_column(bit)
-        rows = reader.schema(T.StructType([*schema.fields, T.StructField(word, T.LongType())])).parquet(*paths)
+        rows = self._reader().schema(T.StructType([*schema.fields, T.StructField(word, T.LongType())])).parquet(*paths)
         return rows.where(F.shiftright(f"`{word}`", bit % SET_BITS).bitwiseAND(1) == 1).drop(word)
 
 

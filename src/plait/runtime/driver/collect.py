@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.config import KEY_GROUPS
+from plait.errors import QueryError
 from plait.query.observed import Driven, EdgeCount, Sample, SetSample
 from plait.query.plan import Plan
 from plait.runtime.task.notes import (
     CopyNote,
+    FailedNote,
     KeysNote,
     LoadNote,
     MergeNote,
@@ -45,6 +47,8 @@ class Collected:
     rows_in: dict[str, int] = field(default_factory=dict)
     rows_late: dict[str, int] = field(default_factory=dict)
     rows_out: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, QueryError] = field(default_factory=dict)
+    """By join, why a task did not give all of its rows."""
     rows_null_key: dict[str, int] = field(default_factory=dict)
     """Rows without a value in a column that no query can do without."""
     rows_corrupt: dict[str, int] = field(default_factory=dict)
@@ -97,6 +101,9 @@ def collected(notes: Iterable[bytes], plan: Plan) -> Collected:
             case ResultNote() as note:
                 account.rows_out[note.query] += note.rows
                 account.results.extend(note.files)
+            case FailedNote() as note:
+                account.failed[note.query] = QueryError(note.code, note.cause, note.remedy)
+                account.rows_out[note.query] += note.rows
             case WorkNote() as note:
                 _add_work(account, note)
             case SampleNote(sample):

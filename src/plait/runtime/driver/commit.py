@@ -82,7 +82,7 @@ def _manifest(epoch: Epoch) -> Manifest:
 def _committed(services: Services, epoch: int, file: ResultFile) -> ResultFile:
     """A result file as the manifest has it: kept, there until its sink has taken it, or held for a parked query."""
     keeps = services.sinks[file.query].keeps_rows
-    if services.parking.holds(file.query) and (not keeps or file.raw):
+    if services.parking.holds(file.query):
         return replace(file, passing=False, held=epoch)
     return replace(file, passing=not keeps or file.raw)
 

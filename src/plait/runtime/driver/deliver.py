@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
-
-from pyspark.sql import DataFrame
 
 from plait.errors import PlaitError
 from plait.runtime.answers.answer import Answer
+from plait.runtime.answers.answers_together import Together
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver import commit as commits
 from plait.runtime.driver.driver import Driver, Epoch, Services
 from plait.runtime.driver.offsets import remove_torn
-from plait.runtime.driver.sinks import Parquet, Sink
+from plait.runtime.driver.sinks import Memory, Parquet, Sink
 from plait.runtime.spark.failures import sink_failed, translated
 from plait.state.files.owner import owner_of
 from plait.state.log.manifest import Manifest, ResultFile
@@ -117,25 +116,29 @@ def _all_sinks(services: Services) -> dict[str, Sink]:
 def _answer(services: Services, manifest: Manifest, rows: ResultRows, seconds: dict[str, float]) -> None:
     """Hands over the answers after an epoch, the last one committed, to sinks that have no receipt for it."""
 
+    begun = time.perf_counter()
+    ran = {join.partition(".")[0] for join in manifest.rows_out if services.parking.of(join.partition(".")[0]) is None}
+    answers = {name: a for name, a in services.sources.answers.items() if a.sink.delivers and name in ran}
+    if not answers:
+        return
+    done = services.checkpoint.log.receipt(manifest.epoch)
+    waiting = [answer for name, answer in answers.items() if name not in done and not isinstance(answer.sink, Memory)]
+    together = Together(services.sources, rows, waiting)
+
     def to(answer: Answer) -> HandOver:
         def hand_over(number: int, _files: list[ResultFile]) -> None:
-            def frame() -> DataFrame:
-                return answer.delivered(rows, services.sources.live)
-
             with ExitStack() as stack:
                 stack.enter_context(named(answer.name, number))
                 wants_files = isinstance(answer.sink, Parquet)
-                files = stack.enter_context(rows.one_file(answer.name, frame())) if wants_files else []
-                answer.sink.deliver(number, files, frame)
+                files = stack.enter_context(together.one_file(answer)) if wants_files else []
+                answer.sink.deliver(number, files, lambda: together.delivered(answer))
 
         return hand_over
 
-    begun = time.perf_counter()
-    ran = {join.partition(".")[0] for join in manifest.rows_out if services.parking.of(join.partition(".")[0]) is None}
-    sinks = {name: to(a) for name, a in services.sources.answers.items() if a.sink.delivers and name in ran}
-    if sinks:
+    with closing(together):
+        sinks = {name: to(answer) for name, answer in answers.items()}
         commits.deliver(services.checkpoint, manifest, sinks, partial(_failed, services, manifest))
-        seconds["answers"] = time.perf_counter() - begun
+    seconds["answers"] = time.perf_counter() - begun
 
 
 @contextmanager

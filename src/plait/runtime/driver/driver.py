@@ -27,6 +27,7 @@ from plait.runtime.answers.answer_queue import Behind
 from plait.runtime.answers.result_reader import ResultRows
 from plait.runtime.driver.batch_sizes import Batches
 from plait.runtime.driver.collect import Collected
+from plait.runtime.driver.first_pass import FirstPass
 from plait.runtime.driver.parking import Parking
 from plait.runtime.driver.scaling import Capacity, Scaling
 from plait.runtime.driver.sinks import Sink
@@ -164,6 +165,7 @@ class Driver:
     """Replaced between two epochs, where a change of queries needs no other streaming query."""
     now: InForce
     feedback: Feedback = field(default_factory=Feedback)
+    first_pass: FirstPass = field(default_factory=FirstPass)
     replays: bool = False
     """Whether Spark is to repeat the last epoch, which is committed: until then sinks may lack its rows."""
 
@@ -208,6 +210,11 @@ class Epoch:
     replanned: Replanned = field(default_factory=Replanned)
     await_durable: Callable[[], None] = lambda: None
     """Waits until what the commit relies on of Spark's logs is durable."""
+
+    def ran(self, query: str) -> bool:
+        """Whether earlier epochs have results of a query, by id."""
+        begin = self.driver.now.catalog.begins(self.number)
+        return any(q.name not in begin and q.name.partition(".")[0] == query for q in self.plan.queries)
 
     def __post_init__(self) -> None:
         self.plan = self.driver.now.plan

@@ -27,6 +27,7 @@ from plait.runtime.driver.missed import catch_up_parked
 from plait.runtime.driver.offsets import last_batch, same_source
 from plait.runtime.driver.prepare import prepare
 from plait.runtime.driver.result_merge import merge_results
+from plait.runtime.driver.troubled import park_troubled
 from plait.runtime.spark.frames import cloned
 from plait.runtime.task.exchange import nothing_arrived
 from plait.state.log.checkpoint import Checkpoint
@@ -35,6 +36,7 @@ from plait.state.log.manifest import Manifest
 STEPS: tuple[Callable[[Epoch], None], ...] = (
     prepare,
     join,
+    park_troubled,
     finish,
     merge_results,
     arrive,

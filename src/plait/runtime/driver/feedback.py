@@ -11,10 +11,13 @@ from plait.query.observed import KeyCount, Observed
 from plait.query.progress import CatalogInForce, Progress, Replanned, ScalingReport
 from plait.runtime.driver.driver import Epoch, Services
 from plait.runtime.driver.scaling import Scaling
+from plait.runtime.driver.troubled import store_bytes
 from plait.runtime.driver.watermarks import watermarks_ms
 from plait.runtime.task.passes import arriving
 from plait.state.log.checkpoint import collect_garbage
 from plait.state.log.events import add_event
+from plait.state.log.manifest import LiveState
+from plait.state.log.passes import forget_passes
 from plait.state.segments.tiers import choose_merges, runs_per_lookup
 
 
@@ -47,6 +50,8 @@ def observe(epoch: Epoch) -> None:
     report = _progress(epoch)
     driver.feedback.progress.append(report)
     add_event(checkpoint.files, report.json)
+    if any(tree.replays for tree in epoch.plan.trees):
+        forget_passes(checkpoint.files)
     driver.feedback.state.shrink(checkpoint.home, live)
     if epoch.number % config.snapshot_every == 0:
         grace, now = config.gc_grace_seconds, time.time()
@@ -83,9 +88,10 @@ def _observed(epoch: Epoch) -> Observed:
     )
 
 
-def _with_parked(services: Services, catalog: CatalogInForce) -> CatalogInForce:
-    """The catalog as people see it: a parked query says why."""
-    queries = dict(catalog.queries)
+def _told(services: Services, catalog: CatalogInForce, live: LiveState) -> CatalogInForce:
+    """The catalog as people see it: every query with its share of the state, a parked one says why."""
+    shares = catalog.state_shares(store_bytes(live))
+    queries = {name: replace(query, state_bytes=round(shares[name])) for name, query in catalog.queries.items()}
     for record in services.parking.records:
         if record.name in queries:
             queries[record.name] = replace(
@@ -124,7 +130,7 @@ def _progress(epoch: Epoch) -> Progress:
         segments={store: len(found) for store, found in sorted(live.segments.items())},
         watermark_ms=live.watermark_ms,
         watermarks={shown(query): at for query, at in watermarks.items()},
-        catalog=_with_parked(services, driver.now.catalog),
+        catalog=_told(services, driver.now.catalog, live),
         changes=driver.feedback.changes,
         builds={store: groups / KEY_GROUPS for store, groups in live.builds.items()},
         tasks=task.tasks,

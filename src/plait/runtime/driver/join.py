@@ -7,7 +7,6 @@ from dataclasses import replace
 from plait.query.plan import QueryPlan
 from plait.runtime.driver.collect import collected
 from plait.runtime.driver.driver import Epoch
-from plait.runtime.driver.parking import SKIP
 from plait.runtime.faults import reached
 from plait.runtime.spark.frames import planned
 from plait.runtime.task.exchange import SCHEMA, exchange
@@ -32,7 +31,11 @@ def join(epoch: Epoch) -> None:
         rows = rows.mapInArrow(first_hop(task), SCHEMA)
         for hop in range(2, task.plan.hops + 1):
             rows = exchange(rows, task.tasks).mapInArrow(later_hop(task, hop), SCHEMA)
-    notes = [bytes(row.payload) for row in rows.collect()]
+    services, first_pass = epoch.driver.services, epoch.driver.first_pass
+    tag = f"plait-{services.checkpoint.id[:8]}-{services.checkpoint.token}"
+    with first_pass.under_way(services.spark, epoch.plan, tag):
+        first_pass.check()
+        notes = [bytes(row.payload) for row in rows.collect()]
     reached("commit.1", epoch.number)
     epoch.account = collected(notes, task.plan)
     batches.saw(epoch.account.row_bytes)
@@ -41,12 +44,10 @@ def join(epoch: Epoch) -> None:
 def finish(epoch: Epoch) -> None:
     """Spark's part: what only Spark can evaluate of this epoch's rows; now and then, merging what queries keep."""
     services, account, rows = epoch.driver.services, epoch.account, epoch.driver.now.rows
-    for skipped in [record.query for record in services.parking.records if record.asked == SKIP]:
-        # It goes on with this epoch.
-        services.parking.caught_up(skipped)
+    merged = _merged_together(epoch)
     for query in epoch.plan.queries:
         kept = services.sources.source(query.name)
-        if kept is None and not (query.select or query.where):
+        if query.name in merged or (kept is None and not (query.select or query.where)):
             continue
         id = query.name if kept is None else query.name.partition(".")[0]
         record = services.parking.of(id)
@@ -58,10 +59,29 @@ def finish(epoch: Epoch) -> None:
             else:
                 _finish(epoch, query)
         except Exception as error:
-            before = services.sources.live.marks_ms if id in _ran(epoch) else None
+            before = services.sources.live.marks_ms if epoch.ran(id) else None
             services.parking.take(id, epoch.number, error, services.queries, before)
             _leave_raw(epoch, query)
         reached("finish", epoch.number)
+
+
+def _merged_together(epoch: Epoch) -> set[str]:
+    """Merges what aggregates have in the same files; the names of those for which that was enough."""
+    services, rows, found = epoch.driver.services, epoch.driver.now.rows, set[str]()
+    seen: set[tuple[str, ...]] = set()
+    for query in epoch.plan.queries:
+        sharing = services.sources.sharing(epoch.plan, query.name) if query.grouping is not None else ()
+        if not sharing or sharing in seen:
+            continue
+        seen.add(sharing)
+        # Of a parked query nothing is touched.
+        able = tuple(name for name in sharing if services.parking.of(name.partition(".")[0]) is None)
+        files = services.sources.merged_together(rows, able) if len(able) > 1 else None
+        if files is not None:
+            epoch.account.results += files
+            found.update(able)
+            reached("finish", epoch.number)
+    return found
 
 
 def _finish(epoch: Epoch, query: QueryPlan) -> None:
@@ -89,9 +109,3 @@ def _leave_raw(epoch: Epoch, query: QueryPlan) -> None:
     if epoch.driver.services.sources.source(query.name) is None:
         results = epoch.account.results
         results[:] = [replace(file, raw=True) if file.query == query.name else file for file in results]
-
-
-def _ran(epoch: Epoch) -> set[str]:
-    """Queries that earlier epochs have answers of."""
-    begin = epoch.driver.now.catalog.begins(epoch.number)
-    return {q.name.partition(".")[0] for q in epoch.plan.queries if q.name not in begin}

@@ -58,10 +58,14 @@ class Parking:
         error: BaseException,
         others: Collection[str],
         before_ms: Mapping[str, int] | None = None,
+        *,
+        gone: str = "",
+        asked_for: bool = False,
     ) -> None:
         """Parks a query from an epoch on, unless that ends the run: then raises the error.
 
-        `others` are the ids of all queries that run.
+        `others` are the ids of all queries that run.  `gone` says so if rows that it misses are not there: it is
+        `failed` then.  With `asked_for` it is parked because somebody has set it a limit, and also if no other goes on.
         """
         found = translated(error)
         everybodys = isinstance(found, CorruptionError | CheckpointError) or found.code in _EVERYBODYS
@@ -69,22 +73,25 @@ class Parking:
             raise error
         goes_on = any(other != query and other not in self._records for other in others)
         policy = self._config.on_query_error
-        if query not in self._records and (policy == "stop" or (policy == "auto" and not goes_on)):
+        if query not in self._records and (policy == "stop" or (policy == "auto" and not goes_on and not asked_for)):
             raise error
-        self.park(query, epoch, found, before_ms)
+        name = shown(query)
+        first = "raise the limit (q.limit, or options of `plait resume`)" if asked_for else "remove the cause"
+        remedy = f"{first}, then engine.resume({name!r}) or `plait resume`; or drop or replace it"
+        record = ParkedQuery(query, name, epoch, found.code, found.cause, remedy, before_ms=before_ms)
+        self._park(_failed(record, gone) if gone else record)
 
-    def park(self, query: str, epoch: int, error: PlaitError, before_ms: Mapping[str, int] | None = None) -> None:
-        """Parks a query from an epoch on; one that is parked stays so, with this error."""
+    def _park(self, record: ParkedQuery) -> None:
+        """One that is parked stays so, from its first missed epoch on, with this error."""
+        query, cause, remedy = record.query, record.cause, record.remedy
         with self._lock:
             known = self._records.get(query)
-            remedy = f"remove the cause, then engine.resume({shown(query)!r}) or `plait resume`; or drop or replace it"
-            record = ParkedQuery(query, shown(query), epoch, error.code, error.cause, remedy, before_ms=before_ms)
             if known is not None:
                 record = replace(record, since=known.since, before_ms=known.before_ms)
             self._put(record)
         if known is None:
-            name, code, cause = record.name, error.code, error.cause
-            _LOG.warning("query %r is parked from epoch %d on: [%s] %s — %s", name, epoch, code, cause, remedy)
+            name, since = record.name, record.since
+            _LOG.warning("query %r is parked from epoch %d on: [%s] %s — %s", name, since, record.code, cause, remedy)
 
     def ask(self, query: str, skip: bool) -> None:
         """Somebody wants a query to go on, with the epochs that it missed or without them."""
@@ -93,11 +100,7 @@ class Parking:
             if record is None:
                 return
             if record.status == FAILED and not skip:
-                raise PlaitError(
-                    "MISSED_GONE",
-                    f"query {record.name!r} has failed: {record.cause}",
-                    f"engine.resume({record.name!r}, skip=True) goes on without the missed epochs; or drop it",
-                )
+                raise PlaitError("MISSED_GONE", f"query {record.name!r} has failed: {record.cause}", record.remedy)
             self._put(replace(record, asked=SKIP if skip else DELIVER))
 
     def moved_on(self, query: str, since: int) -> None:
@@ -127,9 +130,8 @@ class Parking:
             if missed <= self._config.parked_epochs and size <= most:
                 return True
             limit = f"parked_epochs={self._config.parked_epochs}, parked_bytes={self._config.parked_bytes!r}"
-            cause = f"it missed {missed:,} epochs with {size:,} bytes, more than are kept ({limit}); they are gone. "
-            remedy = f"engine.resume({record.name!r}, skip=True) goes on without them; or drop or replace it"
-            self._put(replace(record, status=FAILED, cause=cause + record.cause, remedy=remedy, asked=""))
+            gone = f"it missed {missed:,} epochs with {size:,} bytes, more than are kept ({limit}); they are gone"
+            self._put(_failed(record, gone))
             return False
 
     def holds(self, query: str) -> bool:
@@ -141,3 +143,9 @@ class Parking:
         self._checkpoint.check_fence()
         put_parked(self._checkpoint.files, record)
         self._records[record.query] = record
+
+
+def _failed(record: ParkedQuery, gone: str) -> ParkedQuery:
+    """What it missed is not there."""
+    remedy = f"engine.resume({record.name!r}, skip=True) goes on without what it missed; or drop or replace it"
+    return replace(record, status=FAILED, cause=f"{gone}. {record.cause}", remedy=remedy, asked="")

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.config import KEY_GROUPS
+from plait.config import KEY_GROUPS, bytes_of
 from plait.runtime.driver.driver import Driver, Epoch
 from plait.runtime.driver.offsets import make_durable
 from plait.runtime.driver.sinks import Parquet
+from plait.runtime.driver.troubled import left_out
 from plait.runtime.driver.watermarks import horizons_us
 from plait.runtime.spark.frames import estimated_bytes
 from plait.runtime.task.bucketise import INPUTS, PROPERTY, EpochInputs, EpochParameters
 from plait.runtime.task.epoch_task import EpochTask
 from plait.runtime.task.task_memory import compress_above, task_memory
+from plait.state.log.passes import FOLDER
 from plait.state.segments.segment import SegmentInfo
 from plait.state.segments.store_build import Copy
 from plait.state.segments.tiers import choose_merges, expired
@@ -77,13 +79,27 @@ def prepare(epoch: Epoch) -> None:
         merge_seconds=_merge_seconds(driver),
         sampled=driver.now.samples,
         arriving=driver.now.arriving,
+        left_out=left_out(services, [query.name for query in plan.queries]),
+        most_rows=_most_rows(driver),
+        most_bytes=bytes_of("parked_bytes", config.parked_bytes),
         copies=_copies(driver, segments),
+        passes=services.checkpoint.files.where(FOLDER) if services.checkpoint.files.local else None,
     )
     latest_us = None if config.max_future_us is None else clock_us + config.max_future_us
     parameters = EpochParameters(scaling.bounds, clock_us, live.marks_ms, services.watermark_policy, latest_us)
     context = services.spark.sparkContext
     context.setLocalProperty(PROPERTY, parameters.to_property())
     context.setLocalProperty(INPUTS, EpochInputs.of_plan(plan.inputs).to_property())
+
+
+def _most_rows(driver: Driver) -> dict[str, int]:
+    """By join the rows beyond which it is parked.  An answer needs all of its rows, also while it is."""
+    found = {}
+    for query in driver.now.catalog.queries.values():
+        for join in query.joins:
+            if query.budget.rows is not None and driver.services.sources.source(join) is None:
+                found[join] = query.budget.rows
+    return found
 
 
 def _expected_work(epoch: Epoch) -> float:

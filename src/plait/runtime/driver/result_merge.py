@@ -103,8 +103,8 @@ def _settle_missed(epoch: Epoch) -> None:
             account.replaced.append((query, file.path))
             if stay:
                 account.merged_results.append(replace(file, passing=False, held=last))
-            elif keeps and not file.raw:
-                # The sink is another one since it was parked, and this one keeps rows.
+            elif keeps and not file.raw and not is_parked:
+                # It goes on, and keeps its rows: it was over a limit, or its sink is another one since.
                 account.merged_results.append(replace(file, passing=False, held=None))
 
 

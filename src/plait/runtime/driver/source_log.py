@@ -35,7 +35,7 @@ from plait.runtime.spark.named_sources import (
     unnamed,
 )
 from plait.state.log.checkpoint import Checkpoint
-from plait.state.log.manifest import seal, unseal
+from plait.state.log.sealed import seal, unseal
 
 FILE = "spark_names.json"
 _KIND = "plait-sources"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.column import Column
 
 
 def is_classic(given: object) -> bool:
@@ -26,6 +28,23 @@ def estimated_bytes(rows: DataFrame) -> int:
     """Spark's estimate of the bytes that a DataFrame reads."""
     java: Any = rows._jdf
     return int(java.queryExecution().optimizedPlan().stats().sizeInBytes())
+
+
+def with_unscaled(rows: DataFrame, names: Collection[str]) -> DataFrame:
+    """The same rows, with decimals of at most 18 digits as the 64-bit integers that Spark has them as.
+
+    To hand over a decimal, Spark makes an object of it, and of that another one; an integer is copied.
+    """
+    java: Any = rows.sparkSession._jvm
+    expressions = java.org.apache.spark.sql.classic.ExpressionUtils
+    unscaled = java.org.apache.spark.sql.catalyst.expressions.UnscaledValue
+    columns = [
+        Column(expressions.column(unscaled(expressions.expression(rows[name]._jc)))).alias(name)
+        if name in names
+        else rows[name]
+        for name in rows.columns
+    ]
+    return rows.select(*columns)
 
 
 def cloned(spark: SparkSession) -> SparkSession:

@@ -41,10 +41,12 @@ from plait.query.store import (
     mask_columns,
     watermark_ms,
 )
+from plait.query.types import digits
+from plait.runtime.spark.frames import with_unscaled
 from plait.runtime.task.exchange import SCHEMA, Cut, Outbox
 from plait.runtime.task.notes import SourceNote
 from plait.runtime.task.selections import Selection, with_bits
-from plait.state.segments.columns import in_utc, single, take
+from plait.state.segments.columns import decimals, in_utc, single, take
 from plait.state.segments.keys import hash_key, null_rows
 
 PROPERTY = "plait.epoch"
@@ -137,7 +139,19 @@ def bucketised(df: DataFrame, relation: str, selection: Selection, fixed: Input 
         # Where nobody reads a stream, it stays a source of the streaming query.
         df = df.where(" OR ".join(f"({text})" for text in selection.passing) or "false")
     selected = df.selectExpr(*columns) if columns else df.selectExpr("0 AS nothing")
-    return (selected.where(passing) if passing else selected).mapInArrow(_bucketise(relation, selection, fixed), SCHEMA)
+    selected = selected.where(passing) if passing else selected
+    narrow = {f"c{i}": kind for i, c in enumerate(selection.columns) if (kind := _narrow(c.type)) is not None}
+    if narrow:
+        kinds = dict(selected.dtypes)
+        narrow = {name: kind for name, kind in narrow.items() if kinds[name] == f"decimal({kind[0]},{kind[1]})"}
+        selected = with_unscaled(selected, narrow.keys())
+    return selected.mapInArrow(_bucketise(relation, selection, fixed, narrow), SCHEMA)
+
+
+def _narrow(kind: str) -> tuple[int, int] | None:
+    """The digits of a decimal that Spark has as a 64-bit integer; None of another type."""
+    found = digits(kind)
+    return (found.precision, found.scale) if found is not None and found.precision <= 18 else None
 
 
 def _bits(texts: Sequence[str | None], word: int) -> str:
@@ -150,19 +164,30 @@ def _bits(texts: Sequence[str | None], word: int) -> str:
 
 
 def _bucketise(
-    relation: str, selection: Selection, fixed: Input | None
+    relation: str, selection: Selection, fixed: Input | None, narrow: Mapping[str, tuple[int, int]]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     names = selection.names or ["nothing"]
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         source = fixed or EpochInputs.current().of(relation)
-        named = (batch.rename_columns(names) for batch in batches)
+        named = (_with_decimals(batch, narrow).rename_columns(names) for batch in batches)
         rows = chain.from_iterable(
             with_bits(batch, selection, source).to_batches() for batch in named if batch.num_rows
         )
         yield from buckets(rows, source, EpochParameters.current())
 
     return run
+
+
+def _with_decimals(batch: pa.RecordBatch, narrow: Mapping[str, tuple[int, int]]) -> pa.RecordBatch:
+    """A batch with decimals where it has their unscaled values."""
+    if not narrow:
+        return batch
+    columns = [
+        decimals(column, *narrow[name]) if name in narrow else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def buckets(batches: Iterable[pa.RecordBatch], source: Input, parameters: EpochParameters) -> Iterator[pa.RecordBatch]:

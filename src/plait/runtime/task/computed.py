@@ -1,7 +1,7 @@
 """Columns of results that tasks compute from joined rows: `r.p + t.p`, `concat(…)`, `CASE …`.
 
 Contract: only complete results that have passed every check come here, so an error of ANSI mode (an overflow, a
-division by zero) is one that Spark would raise too.  It ends the epoch before anything is committed.
+division by zero) is one that Spark would raise too.  It is the trouble of its query alone (`driver/troubled.py`).
 
 Cost: the columns that are read are gathered once per chunk, whatever is computed from them.
 """
@@ -41,12 +41,11 @@ def result_columns(query: str, emit: Emit, partial: Partial, names: Sequence[str
 def _failed(query: str, name: str, error: pa.ArrowInvalid) -> QueryError:
     """Under the name that Spark has for the same error."""
     cause = f"column {name!r} of query {query!r} cannot be computed for a joined row: {error}"
-    remedy = (
-        "the epoch is not committed; correct the rows, or engine.replace the query by one that can take them (CASE, "
-        "nullif, a wider type)"
-    )
+    remedy = "correct the rows, or engine.replace the query by one that can take them (CASE, nullif, a wider type)"
     if str(error) == "divide by zero":
         return QueryError("DIVIDE_BY_ZERO", cause, remedy)
     if str(error) == "remainder by zero":
         return QueryError("REMAINDER_BY_ZERO", cause, remedy)
+    if str(error) == "cast overflow":
+        return QueryError("CAST_OVERFLOW", cause, remedy)
     return QueryError("ARITHMETIC_OVERFLOW", cause, remedy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from plait.config import KEY_GROUPS
 from plait.query.plan import Plan
 from plait.query.store import Filter
 from plait.state.files.segment_home import SegmentHome
@@ -47,8 +48,17 @@ class EpochTask:
     """The ingest edges of which task 0 samples the new tuples, for the optimiser."""
     arriving: Mapping[int, float] = field(default_factory=dict)
     """Which share of its keys got as far as a node, in the epoch before."""
+    left_out: frozenset[str] = frozenset()
+    """Joins of which no rows are wanted: their query has failed, and nobody has resumed it."""
+    most_rows: Mapping[str, int] = field(default_factory=dict)
+    """By join the rows of an epoch beyond which its query is parked, where there is a limit."""
+    most_bytes: int = 0
+    """Bytes of rows that can be kept for a parked query."""
     copies: tuple[Copy, ...] = ()
     """What is copied from one store to another in this epoch."""
+
+    passes: str | None = None
+    """Where tasks tell how far they are with a first pass over state; None: nowhere."""
 
     @property
     def tasks(self) -> int:
@@ -63,6 +73,11 @@ class EpochTask:
     def groups(self, task: int) -> tuple[int, int]:
         """The key groups a task owns."""
         return self.bounds[task], self.bounds[task + 1]
+
+    def hashes(self, task: int) -> tuple[int, int]:
+        """The range of hashes of the key groups that a task owns: from one to before another."""
+        low, high = self.groups(task)
+        return low * (2**64 // KEY_GROUPS), high * (2**64 // KEY_GROUPS)
 
     def filters_of(self, store: str) -> tuple[Filter, ...]:
         """The filters whose bits rows of a store carry."""

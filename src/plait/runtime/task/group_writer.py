@@ -132,6 +132,11 @@ class GroupWriter:
         self._held: list[pa.Table] = []
         self._bytes = 0
 
+    @property
+    def unpacked(self) -> int:
+        """Bytes of its rows in memory, so far."""
+        return self._bytes + self._plain.unpacked + self._groups.unpacked
+
     def write(self, emit: Emit, partial: Partial) -> None:
         """A chunk of results."""
         rows = pa.table(partial.columns(emit.columns), names=list(self._columns))

@@ -79,6 +79,7 @@ def _first(work: Work, inbox: Inbox) -> Iterator[pa.RecordBatch]:
 
 def _all_here(work: Work, inbox: Inbox) -> Iterator[pa.RecordBatch]:
     """What has been appended is still in memory, and tuples go to their next hop as they are."""
+    work.prober.sees_all = True
     work.forward(inbox.notes)
     for _ in work.append_and_probe(inbox):
         pass

@@ -38,6 +38,7 @@ from plait.runtime.task.notes import (
     read_note,
 )
 from plait.runtime.task.partial import Partial, Slot
+from plait.runtime.task.pass_report import PassReport
 from plait.runtime.task.passes import HashRange, passes_for, reads_at
 from plait.runtime.task.prober import Prober, Span
 from plait.runtime.task.sampling import front, key_count, passing, sampled, set_sample, smallest
@@ -49,6 +50,7 @@ from plait.state.segments.block_segment import DeepSegment, writing_deep
 from plait.state.segments.columns import single, take_table
 from plait.state.segments.filter_sets import Rewritten, Sets
 from plait.state.segments.run import METER, MemoryRun, together
+from plait.state.segments.searched import searched
 from plait.state.segments.segment import Origin, SegmentInfo, microseconds, new_run, write_segment
 from plait.state.segments.segment_reader import Segment, open_segment
 from plait.state.segments.view import View, viewed, viewed_now
@@ -95,6 +97,7 @@ class Work:
         )
         self._mine: dict[str, list[SegmentInfo]] = {}
         self._opened: dict[str, Segment] = {}
+        self._told = PassReport()
         self._range: HashRange | None = None
         self._dense: frozenset[str] = frozenset()
         self._loaded: dict[str, View] = {}
@@ -157,7 +160,9 @@ class Work:
         # The segments of a run follow each other: those of another hop are another run.
         self._new_runs.clear()
         several = inbox.count(self.inbox_bytes) > 1
-        for tables in inbox.slices(self.inbox_bytes, self.context.groups(self.task)):
+        # Tuples that search come with all hashes.
+        groups = (0, KEY_GROUPS) if hop in self.context.plan.searches else self.context.groups(self.task)
+        for tables in inbox.slices(self.inbox_bytes, groups):
             if several and self._being_written:
                 self.unload()
             self.append_fed(tables)
@@ -317,13 +322,18 @@ class Work:
 
         Those of a slice's range of hashes: they see the rows of tables that come with it.
         """
-        for tree in self.context.plan.trees:
-            for table in () if tree.replays is None else self._resting(tree, tree.replays, hashes):
+        trees = [(tree, tree.replays) for tree in self.context.plan.trees if tree.replays is not None]
+        for number, (tree, replay) in enumerate(trees):
+            for done, table in self._resting(tree, replay, hashes):
                 self.drive(tree, table)
                 reached("task.replay", self.context.epoch)
+                self._told.tell(self.context, self.task, hashes, (number + done) / len(trees))
 
-    def _resting(self, tree: ProbeTree, replay: Replay, hashes: HashRange) -> Iterator[pa.Table]:
-        """Rows of a store that a query sees, in a range of hashes, some at a time, sorted by hash, as if travelled."""
+    def _resting(self, tree: ProbeTree, replay: Replay, hashes: HashRange) -> Iterator[tuple[float, pa.Table]]:
+        """Rows of a store that a query sees, in a range of hashes, some at a time, sorted by hash, as if travelled.
+
+        With each part, which share of the range is through with it.
+        """
         store = self.context.plan.store_by_id[replay.store]
         low, high = hashes
         floor = min(seen.floor or 0 for seen in tree.seen)
@@ -336,7 +346,7 @@ class Work:
         parts = max(1, math.ceil(rows * width / max(1, self.inbox_bytes)))
         bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
         sieve = self.prober.sieve(tree.seen, tree.width)
-        for begin, end in pairwise(bounds):
+        for number, (begin, end) in enumerate(pairwise(bounds)):
             pieces = []
             for view in views:
                 found, part = view.run.between(begin, end)
@@ -351,7 +361,8 @@ class Work:
             if pieces:
                 run = together(pieces)
                 called = [name if name.startswith(SET) else f"0.{name}" for name in run.table.column_names]
-                yield pa.table([pa.array(run.hashes), *run.table.columns], names=[HASH, *called])
+                whole = pa.table([pa.array(run.hashes), *run.table.columns], names=[HASH, *called])
+                yield (number + 1) / parts, whole
 
     def _held(self, table: pa.Table, store: Store, replay: Replay) -> Flags:
         """The rows that the query itself would hold."""
@@ -363,19 +374,29 @@ class Work:
             keep &= times.to_numpy() > replay.above_us
         return keep
 
-    def runs(self, step: Step, times: Span) -> list[View]:
+    def runs(self, step: Step, times: Span, hashes: U64 | None) -> list[View]:
         """The rank rule: all earlier epochs; of this epoch only what ranks below the driving relation.
 
-        Segments without a row in the window, or above the floor, are left out.
+        Segments without a row in the window, or above the floor, are left out.  By a key that the store is not
+        partitioned by, the rows with these hashes are searched.  Without hashes it is all rows, whatever pass is under
+        way.
         """
-        return self.runs_of(step.store, step.sees_current, times, step.floor)
+        if step.by is None and hashes is not None:
+            return self.runs_of(step.store, step.sees_current, times, step.floor)
+        runs = self._seen_of(step.store, step.sees_current, times, step.floor)
+        if step.by is None or hashes is None:
+            return runs
+        return [searched(view, step.by, hashes, self.context.hashes(self.task)) for view in runs]
 
     def runs_of(self, store: str, sees_current: bool, times: Span = (None, None), floor: int = 0) -> list[View]:
+        if store in self._dense and times == (None, None) and self._own(store):
+            return [self._together(store), *(self.current.get(store, []) if sees_current else [])]
+        return self._seen_of(store, sees_current, times, floor)
+
+    def _seen_of(self, store: str, sees_current: bool, times: Span, floor: int) -> list[View]:
         current = self.current.get(store, []) if sees_current else []
-        if store in self._dense and times == (None, None):
-            return [self._together(store), *current]
         own = self._own(store)
-        mine = [info for info in own if _overlaps(info, times) and info.max_born >= floor]
+        mine = [info for info in own if info.overlaps(times) and info.max_born >= floor]
         METER.segments_skipped += len(own) - len(mine)
         return [*(self._view(info) for info in mine), *current]
 
@@ -470,7 +491,11 @@ class Work:
         return found
 
     def ship(self, node: Node, table: pa.Table) -> None:
-        self.outbox.ship(node.id, table, self.context.bounds)
+        if node.step.by is None:
+            self.outbox.ship(node.id, table, self.context.bounds)
+        else:
+            for task in range(self.context.tasks):
+                self.outbox.ship_to(task, node.id, table)
 
     def feed(self, feed: Feed, partial: Partial) -> int:
         """Complete tuples go to the MIR that they are rows of; returns how many."""
@@ -503,11 +528,3 @@ class Work:
         reads = METER.since(self._metered)
         self.outbox.note(self.task, WorkNote(self.prober.counts, self.driven, self.seconds, reads))
         yield from self.outbox.batches()
-
-
-def _overlaps(info: SegmentInfo, times: Span) -> bool:
-    """The zone map: whether a segment can have rows with such event times."""
-    low, high = times
-    if info.min_time is None or info.max_time is None:
-        return True
-    return (low is None or info.max_time >= low) and (high is None or info.min_time <= high)

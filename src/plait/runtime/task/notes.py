@@ -19,6 +19,9 @@ from plait.state.log.manifest import ResultFile
 from plait.state.segments.run import Meter
 from plait.state.segments.segment import SegmentInfo
 
+CUT = "CUT"
+"""The code of a query of which a task has stopped to give rows, because there are more than could ever be kept."""
+
 
 @dataclass
 class SourceNote:
@@ -82,6 +85,18 @@ class ResultNote:
 
 
 @dataclass(frozen=True)
+class FailedNote:
+    """A task has not given all rows of a query: one cannot be computed, or there are far too many (`CUT`)."""
+
+    query: str
+    code: str
+    cause: str
+    remedy: str
+    rows: int
+    """Rows that it had counted by then."""
+
+
+@dataclass(frozen=True)
 class WorkNote:
     """What a task has done at one hop."""
 
@@ -136,6 +151,7 @@ Note = (
     | MergeNote
     | CopyNote
     | ResultNote
+    | FailedNote
     | WorkNote
     | SampleNote
     | SetsNote
@@ -191,6 +207,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Note]] = {
     "merge": _read_merge,
     "copy": _read_copy,
     "result": _read_result,
+    "failed": lambda content: FailedNote(**content),
     "work": _read_work,
     "sample": lambda content: SampleNote(Sample.from_json(content["sample"])),
     "sets": lambda content: SetsNote(SetSample.from_json(content["sample"])),
@@ -203,6 +220,7 @@ _KINDS: dict[type[Note], str] = {
     MergeNote: "merge",
     CopyNote: "copy",
     ResultNote: "result",
+    FailedNote: "failed",
     WorkNote: "work",
     SampleNote: "sample",
     SetsNote: "sets",

@@ -91,7 +91,7 @@ def reads_at(
     looking: dict[str, list[tuple[U64, float]]] = {}
     for edge, start in _starts(plan, hop):
         for node in start.walk() if edge in tables else ():
-            if node.step.hop == hop and node.step.zone is None:
+            if node.step.hop == hop and node.step.zone is None and node.step.by is None:
                 hashes = tables[edge].column(HASH).to_numpy()
                 looking.setdefault(node.step.store, []).append((hashes, arriving.get(node.id, 1.0)))
     low, high = _ends(tables)

@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from plait.kernels import U64, Flags
+from plait.kernels import I64, U64, Flags
 from plait.kernels.runs import group_starts
+from plait.kernels.search import rows_with
 from plait.query.observed import EdgeCount
 from plait.query.plan import Emit, Feed, Node, Plan, Seen, Step
 from plait.query.store import ARRIVED, HASH, NEW, SET, Key, Store
@@ -31,9 +32,15 @@ from plait.runtime.task.judge import Judge
 from plait.runtime.task.load import LOOKUP_NS, TUPLE_NS, Load
 from plait.runtime.task.partial import Partial
 from plait.state.segments.keys import hash_key, homogeneous, null_rows, same_keys
-from plait.state.segments.segment import microseconds
+from plait.state.segments.segment import SegmentInfo, microseconds
 from plait.state.segments.sieve import Sieve, as_words
 from plait.state.segments.view import View
+
+FEWEST_ASKED = 4096
+"""Tuples that a store is asked about before they are sorted; for fewer that is not worth a call."""
+
+MOST_ASKED_FOUND = 0.8
+"""The share of them up to which those without a partner are left out."""
 
 Span = tuple[int | None, int | None]
 """Event times in microseconds, both ends included; None is unbounded."""
@@ -79,7 +86,8 @@ class Prober:
     budget: int
     """Bytes that the rows in hand may weigh, at each depth of the tree."""
     now_us: int
-    runs: Callable[[Step, Span], Sequence[View]]
+    runs: Callable[[Step, Span, U64 | None], Sequence[View]]
+    """What a step sees of its store: the rows that have one of these hashes at least, or all."""
     ship: Callable[[Node, pa.Table], None]
     emit: Callable[[Sequence[Emit], Partial], None]
     feed: Callable[[Feed, Partial], int]
@@ -87,6 +95,8 @@ class Prober:
     epoch: int
     load: Load | None = None
     """Counts what key groups cost; None where nobody needs to know."""
+    sees_all: bool = False
+    """Whether all that a later hop will see of streams is here already: this task has all keys, and nothing waits."""
     counts: dict[int, EdgeCount] = field(default_factory=dict)
     _sieves: dict[tuple[tuple[Seen, ...], int], Sieve] = field(default_factory=dict)
 
@@ -102,15 +112,15 @@ class Prober:
         count = self.counts.setdefault(node.id, EdgeCount())
         step, store = node.step, self.plan.store_by_id[node.step.store]
         # Opening runs comes before the clock: it is not what a lookup costs.
-        runs = self.runs(step, _zone(step, frame))
+        runs = self.runs(step, _zone(step, frame), frame.hashes)
         matches = self._look_up(node, runs, frame, count)
         count.lookups += len(frame.hashes)
-        if self.load is not None:
+        if self.load is not None and step.by is None:
             self.load.add(frame.hashes, LOOKUP_NS)
         frame = with_matches(frame, matches)
         if not len(frame.hashes):
             return
-        if self.load is not None:
+        if self.load is not None and step.by is None:
             self.load.add_matches(frame.hashes, frame.lists[-1].counts)
         sieve = self.sieve(step.seen, width)
         unseen = not all(sieve.lets_all(run) and not self._ranks(step, run) for run in runs)
@@ -125,7 +135,7 @@ class Prober:
             if unseen or store.ttl_us is not None:
                 hits = self._seen(sieve, step, store, piece, hits.one_by_one())
             if not step.exact:
-                hits = hits.kept(self._same_keys(node, store, piece, hits), hits.sets)
+                hits = hits.kept(self._same_keys(node, piece, hits), hits.sets)
             piece = with_matches(piece, hits)
             count.match_ns += time.perf_counter_ns() - begun
             if len(piece.hashes):
@@ -247,24 +257,28 @@ class Prober:
         slot = len(frame.base.slots) + len(frame.lists)
         columns = dict.fromkeys(c.column for c in node.reads() if c.slot == slot)
         if not node.step.exact:
-            columns |= dict.fromkeys(self.plan.store_by_id[node.step.store].key.columns)
+            columns |= dict.fromkeys(self._key(node).columns)
         matches = Matches.of(len(frame.hashes), tuple(columns), found)
         count.lookup_ns += time.perf_counter_ns() - begun
         return matches
 
-    def _same_keys(self, node: Node, store: Store, frame: Frame, hits: Matches) -> Flags:
+    def _key(self, node: Node) -> Key:
+        """What the store's rows are looked up by."""
+        return node.step.by or self.plan.store_by_id[node.step.store].key
+
+    def _same_keys(self, node: Node, frame: Frame, hits: Matches) -> Flags:
         """Of the rows whose hash matches, those whose key does."""
         table, _ = hits.read()
         probes, key = self._probe_key(node, frame.base.picked(frame.starts))
-        pairs = list(zip(key.columns, store.key.columns, strict=True))
+        pairs = list(zip(key.columns, self._key(node).columns, strict=True))
         return same_keys(probes, hits.owners(), table, np.arange(table.num_rows), pairs)
 
     def _probe_key(self, node: Node, base: Partial) -> tuple[pa.Table, Key]:
         """The looked-up key as columns of the tuples themselves."""
-        store = self.plan.store_by_id[node.step.store]
+        looked_up = self._key(node)
         names = tuple(f"k{i}" for i in range(len(node.step.key)))
         arrays = [base.column(ref) for ref in node.step.key]
-        return pa.table(arrays, names=list(names)), Key(names, store.key.types, store.key.exact)
+        return pa.table(arrays, names=list(names)), Key(names, looked_up.types, looked_up.exact)
 
     def send(self, node: Node, partial: Partial, width: int) -> int:
         """Tuples leave for the owners of the next key, only with columns still needed; returns how many.
@@ -280,6 +294,10 @@ class Prober:
                 partial = partial.picked(np.flatnonzero(~nulls))
                 table, key = self._probe_key(node, partial)
             hashes = hash_key(table, key)
+        sent = len(hashes)
+        partners = self._with_partners(node, hashes)
+        if partners is not None:
+            partial, hashes = partial.picked(partners), hashes[partners]
         order = np.argsort(hashes)
         needs = node.needs(below=len(partial.slots))
         columns = Partial(hashes, tuple(slot.picked(order) for slot in partial.slots)).columns(needs)
@@ -290,4 +308,27 @@ class Prober:
             columns += [pa.array(np.ascontiguousarray(word)) for word in sets.T]
             names += [f"{SET}{word}" for word in range(width)]
         self.ship(node, pa.table([pa.array(hashes[order]), *columns], names=names))
-        return len(order)
+        return sent
+
+    def _with_partners(self, node: Node, hashes: U64) -> I64 | None:
+        """The tuples that may find something where they would go; None for all.
+
+        To ask for every tuple whether a small store has its key takes a fraction of sorting the tuples by that key.
+        The others count as looked up.
+        """
+        step = node.step
+        mir = self.plan.store_by_id[step.store].mir
+        if not self.sees_all or len(hashes) < FEWEST_ASKED or mir is not None or step.by is not None:
+            return None
+        runs = self.runs(step, (None, None), None)
+        if sum(len(run.hashes) for run in runs) > len(hashes):
+            return None
+        there = np.zeros(len(hashes), np.bool_)
+        for run in runs:
+            there[rows_with(hashes, run.hashes)] = True
+        found = np.flatnonzero(there)
+        if len(found) > MOST_ASKED_FOUND * len(hashes):
+            return None
+        keys = len(np.unique(hashes[found])) / len(found) if len(found) else 1.0
+        self.counts.setdefault(node.id, EdgeCount()).lookups += int((len(hashes) - len(found)) * keys)
+        return found

@@ -1,7 +1,8 @@
 """Result rows of queries with the same columns: written once, with the set of queries that each row belongs to.
 
 Contract.  Queries share a writer if they emit the same columns, of the same values, at the same node of a tree: then a
-tuple is the same row for each of them.  Every query has an entry of its own for the shared file, with its bit and its
+tuple is the same row for each of them.  Those that make groups of these rows must make the same
+(`shared_groups.py`).  Every query has an entry of its own for the shared file, with its bit and its
 number of rows; the file has the rows of their union.  Where every row belongs to all queries, as of two equal ones
 under two names, the file has no sets, and each query's entry says: all rows.
 
@@ -15,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from plait.errors import QueryError
-from plait.kernels import U64
+from plait.kernels import I64, U64
 from plait.kernels.sets import members_in, weights_in, within
 from plait.query.plan import Emit, Plan
 from plait.query.store import SET
@@ -39,15 +40,18 @@ SHARED = "shared"
 def alike(plan: Plan, kept: Set[str]) -> list[tuple[str, ...]]:
     """Queries that can share result files, of those whose rows are `kept`; a query alone is in none of the groups."""
     group: dict[str, list[str]] = {}
+    kinds: dict[tuple[object, ...], int] = {}
+    kind: dict[str, int] = {}
+    for query in plan.queries:
+        # A user's own column could be called like one of the sets.
+        if query.name in kept and not any(name.lower().startswith(SET) for name, _ in query.columns):
+            kind[query.name] = kinds.setdefault((query.columns, query.grouping), len(kinds))
     for emits in _emits(plan):
         same: dict[tuple[object, ...], str] = {}
         for emit in emits:
-            query = plan.query_by_name[emit.query]
-            # A user's own column could be called like one of the sets.
-            named = any(name.lower().startswith(SET) for name, _ in query.columns)
-            if emit.query not in kept or query.grouping is not None or named:
+            if emit.query not in kind:
                 continue
-            first = same.setdefault((query.columns, emit.columns, emit.values), emit.query)
+            first = same.setdefault((kind[emit.query], emit.columns, emit.values), emit.query)
             mine, other = (group.setdefault(name, [name]) for name in (first, emit.query))
             if mine is not other:
                 mine += other
@@ -60,6 +64,13 @@ def _emits(plan: Plan) -> Iterator[tuple[Emit, ...]]:
         yield tree.emits
         for top in tree.nodes:
             yield from (node.emits for node in top.walk())
+
+
+def of_emits(emits: Sequence[Emit], partial: Partial) -> Partial:
+    """The tuples of a chunk that belong to some of these queries."""
+    if partial.sets is None:
+        return partial
+    return partial.of_members(as_words(sum(1 << emit.member for emit in emits), partial.sets.shape[1]))
 
 
 class SharedWriter:
@@ -91,13 +102,16 @@ class SharedWriter:
         self._files: dict[str, list[ResultFile]] | None = None
 
     def write(self, emits: Sequence[Emit], partial: Partial) -> None:
-        """A chunk of results that are the same rows for all of these queries, one emit for each."""
-        if partial.sets is not None:
-            everyone = as_words(sum(1 << emit.member for emit in emits), partial.sets.shape[1])
-            partial = partial.of_members(everyone)
+        """A chunk of results that are the same rows for all of these queries, one emit for each.
+
+        All are computed before one is written.  One that cannot be computed may be a row of any of these queries.
+        """
+        partial = of_emits(emits, partial)
         if not len(partial.hashes):
             return
-        table = pa.table(self._computed(emits, partial), names=list(self._columns))
+        first = emits[0]
+        computed = result_columns(first.query, first, partial, self._columns)
+        table = pa.table(computed, names=list(self._columns))
         bits = [(emit.member, self.place[emit.query]) for emit in emits]
         width = width_of(len(self.queries))
         if partial.sets is not None:
@@ -107,16 +121,6 @@ class SharedWriter:
         else:
             mine = as_words(sum(1 << place for _, place in bits), width)
             self.add(table, np.broadcast_to(mine, (table.num_rows, width)))
-
-    def _computed(self, emits: Sequence[Emit], partial: Partial) -> list[pa.Array]:
-        first = emits[0]
-        try:
-            return result_columns(first.query, first, partial, self._columns)
-        except QueryError:
-            # It may be a row of another query: the error names the one.
-            for emit in emits:
-                result_columns(emit.query, emit, partial.of_member(emit.member), self._columns)
-            raise
 
     def add(self, table: pa.Table, sets: U64 | None) -> None:
         """Rows of all queries, or those with the bit of its place of each."""
@@ -150,6 +154,12 @@ class SharedWriter:
             self._some_rows += members_in(sets)[: self._shared]
             self._some_bytes += weights_in(sets, row_bytes(table))[: self._shared]
 
+    def unpacked(self, query: str) -> int:
+        """Bytes of a query's rows in memory, so far."""
+        place = self.place[query]
+        some = int(self._some_bytes[place]) if place < self._shared else self._own[query].unpacked
+        return self._all.unpacked + some
+
     def close(self) -> dict[str, list[ResultFile]]:
         """Finishes the files; by query its entries."""
         if self._files is None:
@@ -173,17 +183,38 @@ class SharedWriter:
             writer.abandon()
 
 
+class Shared(Protocol):
+    """Takes rows for several queries: `SharedWriter`, or `shared_groups.SharedGroupWriter`."""
+
+    rows: I64
+    """Of each query so far, by its place."""
+    place: dict[str, int]
+
+    def write(self, emits: Sequence[Emit], partial: Partial) -> None: ...
+
+    def unpacked(self, query: str) -> int: ...
+
+    def close(self) -> dict[str, list[ResultFile]]: ...
+
+    def abandon(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Share:
     """What a shared writer is to one of its queries."""
 
     query: str
-    writer: SharedWriter
+    writer: Shared
 
     @property
     def rows(self) -> int:
         """Of the query, so far."""
         return int(self.writer.rows[self.writer.place[self.query]])
+
+    @property
+    def unpacked(self) -> int:
+        """Bytes of its rows in memory, so far."""
+        return self.writer.unpacked(self.query)
 
     def close(self) -> list[ResultFile]:
         """The query's entries; the files are finished for all."""
@@ -194,26 +225,15 @@ class Share:
         self.writer.abandon()
 
 
-def shares(plan: Plan, kept: Set[str], apart: Set[str], results: Files, sync: bool) -> dict[str, Share]:
-    """By query what it shares; a query that shares with nobody is left out."""
-    found: dict[str, Share] = {}
-    for queries in alike(plan, kept):
-        columns = [name for name, _ in plan.query_by_name[queries[0]].columns]
-        writer = SharedWriter(queries, columns, results, sync, apart)
-        found |= {query: Share(query, writer) for query in queries}
-    return found
-
-
-def write_shared(emits: Sequence[tuple[Share, Emit]], partial: Partial) -> None:
-    """A chunk of results, each row once for all queries that share it.
+def rounds(emits: Sequence[tuple[Share, Emit]]) -> Iterator[tuple[Shared, list[Emit]]]:
+    """Who writes the rows of a chunk, and for which queries: each row is written once for all that share it.
 
     A query that drives by two aliases may emit twice at a node: these are different results.
     """
-    rounds: dict[tuple[object, ...], tuple[SharedWriter, list[Emit]]] = {}
+    found: dict[tuple[object, ...], tuple[Shared, list[Emit]]] = {}
     again: dict[str, int] = {}
     for share, emit in emits:
         number = again[emit.query] = again.get(emit.query, 0) + 1
         key = (id(share.writer), emit.columns, emit.values, number)
-        rounds.setdefault(key, (share.writer, []))[1].append(emit)
-    for writer, together in rounds.values():
-        writer.write(together, partial)
+        found.setdefault(key, (share.writer, []))[1].append(emit)
+    yield from found.values()

@@ -26,8 +26,11 @@ from plait.errors import PlaitError
 from plait.runtime.spark.java import require_java
 from plait.serve import demo_data
 from plait.serve import pipeline as pipelines
+from plait.serve.other_engine import OtherEngine
 from plait.serve.pipeline import Pipeline, QuerySpec, StreamSpec, TableSpec
-from plait.serve.prompt.sql_session import Quit, Session, Settings, Stopped
+from plait.serve.prompt.sql_attached import AttachedSession
+from plait.serve.prompt.sql_printing import Printer, Quit, Settings, Stopped
+from plait.serve.prompt.sql_session import Session
 from plait.serve.prompt.sql_statements import KEYWORDS, ends_itself, parse, split, statements
 
 if TYPE_CHECKING:
@@ -40,11 +43,17 @@ HISTORY_LINES = 2000
 Remember = Callable[[str], None]
 
 
-def run(file: Path | None, commands: Sequence[str], settings: Settings, start: bool) -> int:
-    """The command `plait sql`; without a file, on the demo's streams.  Returns the exit code."""
+def run(file: Path | str | None, commands: Sequence[str], settings: Settings, start: bool) -> int:
+    """The command `plait sql`; without a file, on the demo's streams.  Returns the exit code.
+
+    A text instead of a path is the checkpoint of an engine of another process.
+    """
     notes = Console(stderr=True)
     with ExitStack() as stack:
-        if file is not None:
+        if isinstance(file, str):
+            OtherEngine.at(file)
+            pipeline = Pipeline(Path(file), file, Config(), "plait-sql", None, {}, (), (), None)
+        elif file is not None:
             pipeline = pipelines.load(file, needs_queries=False)
         else:
             pipeline = demo_pipeline(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-demo-"))))
@@ -55,7 +64,12 @@ def run(file: Path | None, commands: Sequence[str], settings: Settings, start: b
         spark = _spark(pipeline, state_folder() / "spark.log" if interactive else None)
         stack.callback(spark.stop)
         interrupts = stack.enter_context(Interrupts())
-        session = Session(pipeline, spark, settings, interrupts, sys.stdout, notes)
+        if isinstance(file, str):
+            session: Session | AttachedSession = AttachedSession(
+                file, Printer(spark, settings, interrupts, sys.stdout, notes)
+            )
+        else:
+            session = Session(pipeline, spark, settings, interrupts, sys.stdout, notes)
         stack.callback(session.close)
         prompt = Prompt(session, interrupts, notes)
         try:
@@ -119,7 +133,7 @@ class Interrupts:
 class Prompt:
     """Reads statements and has them executed."""
 
-    def __init__(self, session: Session, interrupts: Interrupts, notes: Console) -> None:
+    def __init__(self, session: Session | AttachedSession, interrupts: Interrupts, notes: Console) -> None:
         self.session = session
         self.interrupts = interrupts
         self.notes = notes
@@ -149,7 +163,7 @@ class Prompt:
     def interact(self) -> int:
         """The prompt, until the user leaves."""
         self._greet()
-        with history(cache(self._words)) as remember:
+        with history(cache(self.session.words)) as remember:
             while not self.interrupts.leaving:
                 try:
                     if (failure := self.session.failure()) is not None:
@@ -192,30 +206,12 @@ class Prompt:
         return line.rstrip("\n")
 
     def _greet(self) -> None:
-        pipeline = self.session.pipeline
-        parts = [f"Plait {version('plait')}: {pipeline.file}"]
-        for what, specs in (("streams", pipeline.streams), ("tables", pipeline.tables), ("queries", pipeline.queries)):
-            if specs:
-                parts.append(f"{what}: {', '.join(spec.name for spec in specs)}")
-        self.session.say("\n".join(parts))
+        self.session.say(f"Plait {version('plait')}: {self.session.greeting()}")
         self.session.say("HELP says what can be typed; a statement ends with ; and Ctrl-D leaves.", "dim")
 
     def _say_error(self, error: PlaitError) -> None:
         text = Text.assemble(("error ", "bold red"), str(error))
         self.notes.print(text, soft_wrap=True, highlight=False)
-
-    def _words(self) -> list[str]:
-        """What can be completed; asked for by the first Tab, since Spark has to open the tables."""
-        pipeline, spark = self.session.pipeline, self.session.spark
-        words = {*KEYWORDS, *(q.name for q in pipeline.queries)}
-        # A stream or table that cannot be opened is an error of the statement that reads it.
-        for stream in pipeline.streams:
-            with suppress(PlaitError):
-                words |= {stream.name, *pipelines.read_stream(pipeline, stream, spark).columns}
-        for table in pipeline.tables:
-            with suppress(PlaitError):
-                words |= {table.name, *pipelines.read_table(pipeline, table, spark).columns}
-        return sorted(words)
 
 
 def state_folder() -> Path:

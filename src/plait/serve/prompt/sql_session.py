@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
-from zoneinfo import ZoneInfo
 
 import xxhash
 from rich.console import Console
@@ -24,14 +23,14 @@ from rich.text import Text
 
 from plait.errors import PlaitError, QueryError
 from plait.serve import pipeline as pipelines
+from plait.serve.pipeline import QuerySpec
 from plait.serve.progress import epoch_line
 from plait.serve.prompt.sql_background import Background
-from plait.serve.prompt.sql_rows import RowWriter, converters
+from plait.serve.prompt.sql_printing import LOOK_EVERY_SECONDS, Printer, Quit, Settings, Stopped, briefly
 from plait.serve.prompt.sql_show import SHOWN
-from plait.serve.prompt.sql_statements import HELP, Statement
+from plait.serve.prompt.sql_statements import HELP, KEYWORDS, Statement
 from plait.sql.catalyst.allow_list import tables_of_text
 from plait.sql.catalyst.frames import described
-from plait.sql.catalyst.read_query import said
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,35 +44,12 @@ if TYPE_CHECKING:
 QUERY = "prompt"
 """What a SELECT is called on its engine."""
 FOLLOW_EVERY = "1 second"
-LOOK_EVERY_SECONDS = 0.1
-BESIDE = (
-    "A query cannot be added to a running engine yet: this one runs on an engine of its own, beside it. "
-    "(To have it in the pipeline: STOP, add it to the file, and use a new checkpoint.)"
-)
+BESIDE = "This SELECT runs on an engine of its own, beside the pipeline; CREATE QUERY name AS … adds it to that."
 TABLE_FUNCTIONS = frozenset((
     "range", "explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack",
     "json_tuple", "variant_explode", "variant_explode_outer",
 ))  # fmt: skip
 """Table-valued functions that only look at their arguments."""
-
-
-class Quit(Exception):
-    """The user wants to leave."""
-
-
-class Stopped(Exception):
-    """The user has stopped a statement before its end."""
-
-
-@dataclasses.dataclass(slots=True)
-class Settings:
-    """What `\\format`, `\\rows`, `\\follow` and `\\once` change."""
-
-    format: str = "table"
-    follow: bool = False
-    rows: int = 100
-    checkpoint: str | None = None
-    """Where SELECTs over streams keep what they have read; None forgets it."""
 
 
 class Session:
@@ -94,6 +70,7 @@ class Session:
         self.interrupts = interrupts
         self.out = out
         self.notes = notes
+        self.printer = Printer(spark, settings, interrupts, out, notes)
         self.background: Background | None = None
         self.streams = {s.name.lower(): s for s in pipeline.streams}
         self.tables = {t.name.lower(): t for t in pipeline.tables}
@@ -103,6 +80,8 @@ class Session:
             "explain": lambda s: self.explain(s.text, s.stages),
             "show": lambda s: self.show(s.text),
             "describe": lambda s: self.describe(s.text),
+            "create": self.create,
+            "drop": lambda s: self.drop(s.name),
             "start": lambda s: self.start(s.text or None),
             "wait": lambda _: self.wait(),
             "stop": lambda _: self.stop(),
@@ -133,7 +112,7 @@ class Session:
 
     def say(self, text: str, style: str = "") -> None:
         """Anything but rows."""
-        self.notes.print(Text(text, style), soft_wrap=True, highlight=False)
+        self.printer.say(text, style)
 
     # --- SELECT
 
@@ -149,7 +128,7 @@ class Session:
             )
         if not streams:
             with self._views(tables, queries):
-                self._show(self._batch(sql))
+                self.printer.show(self.printer.batch(sql))
             return
         if self._is_running():
             self.say(BESIDE, "dim")
@@ -158,17 +137,17 @@ class Session:
                 self._follow(engine, handle)
             else:
                 self._await(engine.start(available_now=True), counting=True)
-                self._show(handle.results())
+                self.printer.show(handle.results())
 
     def _follow(self, engine: Engine, handle: QueryHandle) -> None:
         """Prints what every epoch brings until Ctrl-C: new rows, or the whole answer where it changes."""
-        writer = self._writer()
+        writer = self.printer.writer()
         unread: list[BrokenPipeError] = []
 
         def print_epoch(rows: DataFrame, epoch: int) -> None:
             self.say(f"epoch {epoch}", "bold")
             try:
-                self.say(self._written(writer, rows), "dim")
+                self.say(self.printer.written(writer, rows), "dim")
             except BrokenPipeError as error:
                 unread.append(error)
                 self.interrupts.noted += 1
@@ -265,18 +244,6 @@ class Session:
         with plait.Engine(self.spark, checkpoint=where, config=self.pipeline.config) as engine:
             yield pipelines.build(self.pipeline, engine, self.spark)
 
-    def _batch(self, sql: str) -> DataFrame:
-        from pyspark.errors import AnalysisException
-
-        try:
-            frame = self.spark.sql(sql)
-        except AnalysisException as error:
-            raise QueryError("ANALYSIS", _briefly(error), "correct the query as Spark's message says") from error
-        twice = sorted({name for name in frame.columns if frame.columns.count(name) > 1})
-        if twice:
-            raise QueryError("DUPLICATE_COLUMN", f"two columns are called {twice[0]!r}", "name them apart with AS")
-        return frame
-
     def _read_by(self, sql: str) -> tuple[list[str], list[str], list[str]]:
         """The streams, tables and queries that a text reads."""
         from pyspark.errors import ParseException
@@ -286,7 +253,7 @@ class Session:
         try:
             found = tables_of_text(self.spark, sql, names, TABLE_FUNCTIONS)
         except ParseException as error:
-            raise QueryError("SYNTAX", _briefly(error), "correct the SQL text") from error
+            raise QueryError("SYNTAX", briefly(error), "correct the SQL text") from error
         read = dict.fromkeys(name.lower() for name in found)
         for name in read:
             if not any(name in some for some in known):
@@ -301,57 +268,6 @@ class Session:
         hidden = {*self.streams, *self.tables}
         return streams, tables, [self.queries[n].name for n in read if n in self.queries and n not in hidden]
 
-    # --- rows
-
-    def _writer(self) -> RowWriter:
-        return RowWriter(self.settings.format, self.out, self.settings.rows)
-
-    def _show(self, frame: DataFrame) -> None:
-        """Prints a frame; Ctrl-C cancels the jobs that make it (Stopped)."""
-        said = self._interruptible(lambda: self._written(self._writer(), frame))
-        self.say(said, "dim")
-
-    def _written(self, writer: RowWriter, frame: DataFrame) -> str:
-        zone = ZoneInfo(self.spark.conf.get("spark.sql.session.timeZone") or "UTC")
-        plain = converters(frame.schema, zone)
-        # A table shows few rows: no more than those are made.
-        rows = frame.limit(writer.most + 1).collect() if writer.format == "table" else frame.toLocalIterator()
-        return writer.write(
-            frame.columns, ([make(value) for make, value in zip(plain, row, strict=True)] for row in rows)
-        )
-
-    def _interruptible(self, work: Callable[[], str]) -> str:
-        """Works in a thread, so that Ctrl-C need not break into a call of the JVM."""
-        from pyspark import InheritableThread
-
-        from plait.runtime.spark.failures import translated
-
-        context = self.spark.sparkContext
-        group = f"plait-sql-{time.monotonic_ns()}"
-        outcome: list[str | BaseException] = []
-
-        def go() -> None:
-            try:
-                context.setJobGroup(group, "plait sql")
-                outcome.append(work())
-            except BaseException as error:
-                outcome.append(error)
-
-        thread = InheritableThread(target=go)
-        thread.start()
-        cancelled = False
-        while thread.is_alive():
-            thread.join(LOOK_EVERY_SECONDS)
-            if self.interrupts.noted and not cancelled:
-                cancelled = True
-                context.cancelJobGroup(group)
-        found = outcome[0]
-        if isinstance(found, str):
-            return found
-        if cancelled:
-            raise Stopped from None
-        raise found if isinstance(found, BrokenPipeError) else translated(found) from found
-
     # --- EXPLAIN, SHOW, DESCRIBE
 
     def explain(self, text: str, stages: bool) -> None:
@@ -365,7 +281,7 @@ class Session:
             streams, tables, queries = self._read_by(text)
             if not streams:
                 with self._views(tables, queries):
-                    self.out.write(f"Read by Spark: no streams.\n\n{described(self._batch(text))}\n")
+                    self.out.write(f"Read by Spark: no streams.\n\n{described(self.printer.batch(text))}\n")
             else:
                 with self._fresh(text, streams, tables, runs=False) as (engine, _):
                     self.out.write(engine.explain(QUERY, stages=stages))
@@ -393,7 +309,7 @@ class Session:
     def show(self, what: str) -> None:
         """SHOW QUERIES, STREAMS, TABLES or PROGRESS."""
         names, rows = SHOWN[what](self)
-        self.say(self._writer().write(names, rows), "dim")
+        self.say(self.printer.writer().write(names, rows), "dim")
 
     def describe(self, name: str) -> None:
         """Columns and types of a stream, table or query."""
@@ -409,7 +325,7 @@ class Session:
             known = ", ".join((*self.streams, *self.tables, *self.queries))
             raise QueryError("UNKNOWN_STREAM", f"no stream, table or query is called {name}", f"use one of: {known}")
         rows = [[field.name, field.dataType.simpleString()] for field in schema.fields]
-        self.say(self._writer().write(["column", "type"], rows), "dim")
+        self.say(self.printer.writer().write(["column", "type"], rows), "dim")
 
     # --- the pipeline in the background
 
@@ -422,6 +338,58 @@ class Session:
         self.close()
         self.background = Background(self.pipeline, self.spark, every)
         self.say(f"The pipeline runs, on {self.pipeline.checkpoint}.", "dim")
+
+    def create(self, statement: Statement) -> None:
+        """CREATE QUERY: the pipeline that runs has one more, until the prompt is left."""
+        background = self._running()
+        engine = background.engine
+        define = engine.replace if statement.replaces else engine.query
+        background.handles[statement.name] = define(statement.name, statement.text, since=statement.since)
+        background.handles[statement.name].await_live()
+        kept = tuple(query for query in self.pipeline.queries if query.name != statement.name)
+        self._has((*kept, QuerySpec(statement.name, statement.text, None, None, statement.since)))
+        self.say(f"{statement.name} is live. To have it at the next start, add it to {self.pipeline.file}.", "dim")
+
+    def drop(self, name: str) -> None:
+        """DROP QUERY: the pipeline that runs has one less."""
+        background = self._running()
+        if name not in background.handles:
+            known = ", ".join(background.handles)
+            raise QueryError("NO_QUERY", f"no query is called {name!r}", f"use one of: {known}")
+        background.engine.drop(name)
+        del background.handles[name]
+        self._has(tuple(query for query in self.pipeline.queries if query.name != name))
+        self.say(f"{name} is dropped.", "dim")
+
+    def _has(self, queries: tuple[QuerySpec, ...]) -> None:
+        self.pipeline = dataclasses.replace(self.pipeline, queries=queries)
+        self.queries = {query.name.lower(): query for query in queries}
+
+    def _running(self) -> Background:
+        if self.background is None or not self._is_running():
+            raise QueryError("NOT_STARTED", "the pipeline does not run", "START it, or add the query to its file")
+        return self.background
+
+    def greeting(self) -> str:
+        """Where one is."""
+        pipeline = self.pipeline
+        parts = [str(pipeline.file)]
+        for what, specs in (("streams", pipeline.streams), ("tables", pipeline.tables), ("queries", pipeline.queries)):
+            if specs:
+                parts.append(f"{what}: {', '.join(spec.name for spec in specs)}")
+        return "\n".join(parts)
+
+    def words(self) -> list[str]:
+        """What can be completed; Spark has to open the tables for it."""
+        words = {*KEYWORDS, *(q.name for q in self.pipeline.queries)}
+        # A stream or table that cannot be opened is an error of the statement that reads it.
+        for stream in self.pipeline.streams:
+            with suppress(PlaitError):
+                words |= {stream.name, *pipelines.read_stream(self.pipeline, stream, self.spark).columns}
+        for table in self.pipeline.tables:
+            with suppress(PlaitError):
+                words |= {table.name, *pipelines.read_table(self.pipeline, table, self.spark).columns}
+        return sorted(words)
 
     def wait(self) -> None:
         """Waits for the end of the run in the background; Ctrl-C ends the waiting only."""
@@ -446,8 +414,3 @@ class Session:
 
 def _quit(_: Statement) -> None:
     raise Quit
-
-
-def _briefly(error: Exception) -> str:
-    """What Spark says, without its code and where: at the prompt the text is in sight."""
-    return re.sub(r"^\[[\w.]+\] |; line \d+ pos \d+$", "", said(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.errors import QueryError
@@ -41,16 +41,21 @@ def tables(session: Session) -> Shown:
 
 def progress(session: Session) -> Shown:
     """The last epochs of the run in the background."""
-    names = ["epoch", "rows_in", "rows_out", "rows_late", "state_rows", "state_bytes", "seconds"]
     if session.background is None:
         raise QueryError("NOT_STARTED", "nothing runs in the background", "START the pipeline")
     if not session.background.closed:
         session.background.count()
+    return of_epochs(list(session.background.totals.recent.values()), session.settings.format)
+
+
+def of_epochs(reports: Sequence[Mapping[str, Any]], format: str) -> Shown:
+    """What is told of some epochs, by their reports."""
+    names = ["epoch", "rows_in", "rows_out", "rows_late", "state_rows", "state_bytes", "seconds"]
     rows = []
-    for epoch, report in list(session.background.totals.recent.items()):
+    for report in reports:
         sums = [sum(report[key].values()) for key in ("rows_in", "rows_out", "rows_late")]
-        size = in_bytes(report["state_bytes"]) if session.settings.format == "table" else report["state_bytes"]
-        rows.append([epoch, *sums, report["state_rows"], size, round(epoch_seconds(report), 3)])
+        size = in_bytes(report["state_bytes"]) if format == "table" else report["state_bytes"]
+        rows.append([report["epoch"], *sums, report["state_rows"], size, round(epoch_seconds(report), 3)])
     return names, rows
 
 

@@ -5,7 +5,7 @@ SQL itself is left to Spark; here only its outside is known: quotes, comments, a
 >>> split("SELECT ';' -- not here;\nFROM t; SHOW QUERIES; SEL")
 (["SELECT ';' -- not here;\nFROM t", 'SHOW QUERIES'], ' SEL')
 >>> parse("explain stages SELECT 1")
-Statement(kind='explain', text='SELECT 1', stages=True)
+Statement(kind='explain', text='SELECT 1', stages=True, name='', since=None, replaces=False)
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SHOW QUERIES               the pipeline's queries: mode, state, epochs, rows
 SHOW STREAMS, SHOW TABLES  what can be read
 SHOW PROGRESS              the last epochs of the pipeline
 DESCRIBE name              columns of a stream, table or query
+CREATE QUERY name AS …     adds a query to the pipeline that runs; DROP QUERY name ends one
 START [EVERY '1 second']   runs the pipeline's queries in the background, on the pipeline's checkpoint
 WAIT                       waits until that run has read its sources (or Ctrl-C)
 STOP                       stops it; START continues
@@ -35,10 +36,27 @@ STOP                       stops it; START continues
 HELP, \\h                   this
 QUIT, \\q, Ctrl-D           leaves
 """
+HELP_ATTACHED = """\
+SELECT … ;                 reads what queries have committed so far
+CREATE [OR REPLACE] QUERY name [SINCE 'now' | 'state' | 'new'] AS SELECT … ;
+                           adds a query to the engine, and waits until it is part of it
+DROP QUERY name ;          ends a query
+EXPLAIN SELECT … ;         what adding it would do: floors, stores to be built, probes, expected cost
+EXPLAIN [STAGES] [name];   the plan of a query that lives there, or of all
+SHOW QUERIES               status, rows, state, errors
+SHOW STREAMS, SHOW TABLES  what queries can read
+SHOW PROGRESS              the last epochs
+DESCRIBE name              columns of a stream, table or query
+\\format table|json|csv     how rows are printed
+\\rows N                    how many rows a table shows
+HELP, \\h                   this
+QUIT, \\q, Ctrl-D           leaves
+"""
 KEYWORDS = (
     *("SELECT", "FROM", "WHERE", "GROUP", "BY", "HAVING", "ORDER", "LIMIT", "JOIN", "LEFT", "SEMI", "ANTI", "ON"),
     *("USING", "AS", "AND", "OR", "NOT", "NULL", "IN", "EXISTS", "BETWEEN", "LIKE", "CASE", "WHEN", "THEN", "ELSE"),
     *("END", "DISTINCT", "UNION", "ALL", "WITH", "COUNT", "SUM", "AVG", "MIN", "MAX", "INTERVAL", "EXPLAIN", "STAGES"),
+    *("CREATE", "REPLACE", "DROP", "QUERY", "SINCE"),
     *("SHOW", "QUERIES", "STREAMS", "TABLES", "PROGRESS", "DESCRIBE", "START", "EVERY", "STOP", "WAIT", "HELP", "QUIT"),
 )
 FORMATS = ("table", "json", "csv")
@@ -51,15 +69,23 @@ _ENDS_ITSELF = re.compile(
     re.IGNORECASE,
 )
 _NAME = re.compile(r"\w+|`[^`]+`")
+_CREATE = re.compile(
+    r"\s*CREATE\s+(OR\s+REPLACE\s+)?QUERY\s+(\w+)(?:\s+SINCE\s+'(\w+)')?\s+AS\b(.*)", re.IGNORECASE | re.DOTALL
+)
+_DROP = re.compile(r"QUERY\s+(\w+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What is asked for: `kind` is select, explain, show, describe, start, wait, stop, help, quit, follow, once, …"""
+    """What is asked for: `kind` is select, explain, show, describe, create, drop, start, stop, help, quit, follow, …"""
 
     kind: str
     text: str = ""
     stages: bool = False
+    name: str = ""
+    """Of the query that is created or dropped."""
+    since: str | None = None
+    replaces: bool = False
 
 
 def statements(lines: Iterable[str]) -> Iterator[str]:
@@ -137,9 +163,13 @@ def parse(text: str) -> Statement:
         return _show(rest)
     if word in ("DESCRIBE", "DESC") and _NAME.fullmatch(rest):
         return Statement("describe", rest.strip("`"))
+    if word == "CREATE":
+        return _create(text)
+    if word == "DROP" and (dropped := _DROP.fullmatch(rest)) is not None:
+        return Statement("drop", name=dropped[1])
     if word == "START":
         return _start(rest)
-    near = difflib.get_close_matches(word, ("SELECT", "EXPLAIN", "SHOW", "DESCRIBE", "START", *_BARE), n=1)
+    near = difflib.get_close_matches(word, ("SELECT", "EXPLAIN", "SHOW", "DESCRIBE", "CREATE", "START", *_BARE), n=1)
     hint = f"; did you mean {near[0]}?" if near and near[0] != word else ""
     raise QueryError(
         "STATEMENT",
@@ -162,6 +192,20 @@ def _explain(text: str, rest: str) -> Statement:
     # The text as it was written: hints are comments too.
     written = re.search(r"EXPLAIN(?:\s+STAGES\b)?", text, re.IGNORECASE)
     return Statement("explain", text[written.end() if written else 0 :].strip(), bool(stages))
+
+
+def _create(text: str) -> Statement:
+    """The query's text as it was written: hints are comments too."""
+    begin = re.search(r"\bCREATE\b", text, re.IGNORECASE)
+    found = _CREATE.fullmatch(text[begin.start() :] if begin else text)
+    if found is None or not significant(found[4]):
+        raise QueryError(
+            "STATEMENT",
+            f"{_shortened(significant(text))!r} is not understood",
+            "write CREATE [OR REPLACE] QUERY name [SINCE 'state'] AS SELECT …",
+        )
+    since = found[3].lower() if found[3] else None
+    return Statement("create", found[4].strip(), name=found[2], since=since, replaces=found[1] is not None)
 
 
 def _show(what: str) -> Statement:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from plait.query.expr import Expr
 from plait.query.grouping import COUNT, MAX, MIN, SUM, Grouping, GroupKey, GroupValue
-from plait.query.types import FLOATS, INTEGRAL, TIMES, digits, has_plain_equality
+from plait.query.types import FLOATS, INTEGRAL, TIMES, digits, has_plain_equality, is_native
 from plait.sql.catalyst.expressions import Node
 from plait.sql.catalyst.maintain import Maintained, Part
 from plait.sql.join.graph_rules import Draft
+from plait.sql.join.output_expressions import output_expr
 from plait.sql.join.task_expressions import Translator
 
 _FUNCTIONS = {"Count": COUNT, "Sum": SUM, "Min": MIN, "Max": MAX}
@@ -24,10 +26,18 @@ def grouping_of(kept: Maintained, draft: Draft) -> Grouping | None:
     # A join that nothing is read of has an output all the same.
     known = dict(zip(kept.input_ids, draft.join.outputs, strict=False))
     there = {ref for output in draft.outputs for ref in output.refs}
-    translate = Translator(draft.column, may_fail=True)
+    plain = Translator(draft.column, may_fail=True)
+    # A column that sources compute is there as such, and what it is made of may not be.
+    sources = {id(node): o.source for node, o in zip(draft.join.outputs, draft.outputs, strict=False)}
 
     def read_node(jvm: Any) -> Node:
         return kept.logical.read(jvm, known)
+
+    def translate(node: Node) -> Expr | None:
+        source = sources.get(id(node))
+        if source is not None:
+            return source if is_native(source.type) else None
+        return plain(node) or output_expr(node, draft.column)
 
     keys = [translate(read_node(jvm)) for jvm in kept.groupings]
     values = [_value(f"p{i}", part, read_node, translate) for i, part in enumerate(kept.parts)]
@@ -39,7 +49,9 @@ def grouping_of(kept: Maintained, draft: Draft) -> Grouping | None:
     return found if found.columns <= there else None
 
 
-def _value(name: str, part: Part, read_node: Callable[[Any], Node], translate: Translator) -> GroupValue | None:
+def _value(
+    name: str, part: Part, read_node: Callable[[Any], Node], translate: Callable[[Node], Expr | None]
+) -> GroupValue | None:
     made = _FUNCTIONS.get(part.function)
     only = None if made is None else part.argument
     if made is None or only is None:

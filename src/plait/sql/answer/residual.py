@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +27,7 @@ from plait.query.plan import QueryPlan
 from plait.query.semi_join import OTHER, OWN, Partners, key_of
 from plait.sql.answer.final_groups import Closing
 from plait.sql.catalyst.frames import frame_of, renamed_rows
-from plait.sql.catalyst.handles import attribute_of, kind_of, place_of, type_of
+from plait.sql.catalyst.handles import attribute_of, is_same_plan, kind_of, output_of, place_of, type_of
 from plait.sql.catalyst.logical import Logical
 from plait.sql.catalyst.maintain import Maintained
 from plait.sql.join.multiway import MultiwayJoin
@@ -245,15 +246,20 @@ class Split:
         return iter((*self.inputs, *(question.right for question in self.questions)))
 
 
-def only_aggregate(recipe: Recipe) -> Source | None:
-    """The maintained aggregate that is the answer, filtered and projected at most: its groups can be told apart."""
+def only_aggregate(recipe: Recipe) -> tuple[Rows, list[Any]] | None:
+    """The maintained aggregate that is the answer, filtered and projected at most: its groups can be told apart.
+
+    With it, the filters and projections, the lowest first.
+    """
+    above: list[Any] = []
     while isinstance(recipe, Operator) and not recipe.subqueries:
         if kind_of(recipe.jvm) not in ("Project", "Filter"):
             return None
+        above.insert(0, recipe.jvm)
         (recipe,) = recipe.inputs
     if not isinstance(recipe, Rows) or recipe.maintained is None or recipe.questions:
         return None
-    return recipe.source
+    return recipe, above
 
 
 @dataclass(eq=False)
@@ -268,18 +274,58 @@ class Residual:
     notes: tuple[str, ...] = ()
     """What is recomputed, and why: for explain, and for the warning."""
     sources: tuple[Source, ...] = ()
+    _made: tuple[DataFrame, Any] | None = None
 
     @property
     def modes(self) -> tuple[str, ...]:
         """The output modes that have a meaning, the default last."""
-        aggregate = only_aggregate(self.root)
-        if aggregate is None:
+        if self.only_source is None:
             return ("complete",)
-        return ("append", "update", "complete") if aggregate.closing is not None else ("update", "complete")
+        closes = self.only_source.closing is not None
+        return ("append", "update", "complete") if closes else ("update", "complete")
+
+    @cached_property
+    def aggregate(self) -> tuple[Rows, list[Any]] | None:
+        """The maintained aggregate that the answer is, with what stands above it; None if it is something else."""
+        return only_aggregate(self.root)
+
+    @property
+    def only_source(self) -> Source | None:
+        """Of such an answer, its source."""
+        return None if self.aggregate is None else self.aggregate[0].source
 
     def answer(self, frames: Frames) -> DataFrame:
         """The answer over these committed rows."""
         return frame_of(self.spark, self.root.plan(self.logical, frames)).toDF(*(name for name, _ in self.output))
+
+    def finished(self, merged: DataFrame) -> DataFrame:
+        """The answers of several queries with this recipe at once, from the merged rows of their aggregates.
+
+        The last column says whose a row is; it is the last of the answers, too.
+        """
+        names = [name for name, _ in self.output]
+        return frame_of(self.spark, self._finishing(merged)).toDF(*names, merged.columns[-1])
+
+    def finishes_like(self, other: Residual, merged: DataFrame) -> bool:
+        """Whether both make the same answer of the same merged rows, of which this is a frame."""
+        return self.output == other.output and is_same_plan(self._compared(merged), other._compared(merged))
+
+    def _compared(self, merged: DataFrame) -> Any:
+        """The plan over a frame, made once: queries are compared whenever one comes or goes."""
+        if self._made is None or self._made[0] is not merged:
+            self._made = merged, self._finishing(merged)
+        return self._made[1]
+
+    def _finishing(self, merged: DataFrame) -> Any:
+        assert self.aggregate is not None
+        rows, above = self.aggregate
+        assert rows.maintained is not None
+        made = renamed_rows(self.logical, merged, rows.maintained.slots, more=1)
+        whose = output_of(made)[-1:]
+        made = rows.maintained.final(made, whose)
+        for operator in above:
+            made = self.logical.widened(operator, made, whose)
+        return made
 
     def partial(self, source: Source, rows: DataFrame) -> DataFrame:
         """Partial rows of a maintained aggregate, from rows that its source has just produced."""
@@ -288,8 +334,12 @@ class Residual:
         return frame_of(self.spark, source.maintained.partial(renamed))
 
 
-def merged(frame: DataFrame, maintained: Maintained) -> DataFrame:
-    """Partial rows of any epochs as merged rows."""
-    grouped = frame.groupBy(*maintained.keys)
-    texts = maintained.merging()
-    return grouped.agg(*map(F.expr, texts)) if texts else frame.select(*maintained.keys).distinct()
+def merged(frame: DataFrame, maintained: Maintained, whose: str | None = None, flag: str | None = None) -> DataFrame:
+    """Partial rows of any epochs as merged rows.
+
+    Of several queries, those that the column `whose` tells apart; it comes last, after the greatest of a `flag`.
+    """
+    texts = [*maintained.merging(), *([] if flag is None else [f"max(`{flag}`) AS `{flag}`"])]
+    keys = [*maintained.keys, *([] if whose is None else [f"`{whose}`"])]
+    found = frame.groupBy(*keys).agg(*map(F.expr, texts)) if texts else frame.select(*keys).distinct()
+    return found if whose is None else found.select(*(f"`{c}`" for c in found.columns if c != whose), f"`{whose}`")

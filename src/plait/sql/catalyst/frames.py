@@ -11,12 +11,16 @@ from plait.sql.catalyst.handles import name_of, output_of
 from plait.sql.catalyst.logical import Logical
 
 
-def renamed_rows(logical: Logical, frame: DataFrame, attributes: Sequence[Any]) -> Any:
-    """A plan of the frame's rows; its first columns are those that `attributes` stand for."""
+def renamed_rows(logical: Logical, frame: DataFrame, attributes: Sequence[Any], more: int = 0) -> Any:
+    """A plan of the frame's rows; its first columns are those that `attributes` stand for.
+
+    So many `more` of the frame's last columns follow as they are.
+    """
     java: Any = frame._jdf
     plan = java.queryExecution().analyzed()
-    columns = [logical.alias(f, name_of(a), a.exprId()) for f, a in zip(output_of(plan), attributes, strict=False)]
-    return logical.project(columns, plan)
+    output = output_of(plan)
+    columns = [logical.alias(f, name_of(a), a.exprId()) for f, a in zip(output, attributes, strict=False)]
+    return logical.project([*columns, *output[len(output) - more :]], plan)
 
 
 def frame_of(spark: SparkSession, plan: Any) -> DataFrame:

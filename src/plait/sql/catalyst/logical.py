@@ -96,6 +96,12 @@ class Logical:
         """The same operator over other inputs."""
         return operator.withNewChildren(self.to_seq(list(children)))
 
+    def widened(self, operator: Any, child: Any, more: Iterable[Any]) -> Any:
+        """The same projection or filter over another input, with `more` columns of that."""
+        if str(operator.nodeName()) == "Project":
+            return self.project([*items(operator.projectList()), *more], child)
+        return self.with_children(operator, [child])
+
     def with_subqueries(self, operator: Any, plans: list[Any]) -> Any:
         """The same operator with other plans in its scalar sub-queries, in the order of `operator.subqueries()`."""
         waiting = iter(plans)

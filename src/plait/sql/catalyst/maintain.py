@@ -15,6 +15,7 @@ Cost: for an answer as many rows as there are groups, and the rows of the epochs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -104,9 +105,9 @@ class Maintained:
         """The partial rows of a plan that gives input rows."""
         return self.logical.aggregate(self.groupings, self._values, rows)
 
-    def final(self, merged: Any) -> Any:
-        """The aggregate's own columns, from a plan that gives merged rows as `slots`."""
-        return self.logical.project(self._outputs, merged)
+    def final(self, merged: Any, more: Sequence[Any] = ()) -> Any:
+        """The aggregate's own columns, from a plan that gives merged rows as `slots`, and `more` of the plan's own."""
+        return self.logical.project([*self._outputs, *more], merged)
 
     @cached_property
     def _outputs(self) -> list[Any]:

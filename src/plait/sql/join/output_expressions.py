@@ -4,17 +4,19 @@ A node is translated only where the task's value, and the rows for which it fail
 without; `tests/spark/test_outputs.py` compares each with Spark over extreme values.  Expressions are over the streams'
 own columns only: so what a query stores, and its digest, do not depend on what this release can translate.
 
-Left to Spark: functions of text but for concatenation (invalid UTF-8, case rules), casts that lose something or print
-fractions, divisions of decimals, calendar arithmetic, and whatever is not listed here.
+Left to Spark: functions of text but for concatenation (invalid UTF-8, case rules), casts of fractions that lose
+something and those that print floats, divisions of decimals, what depends on a time zone, and whatever is not listed
+here.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
-from plait.query.expr import Call, ColumnRef, Expr, Literal
-from plait.query.types import FLOATS, INTEGRAL, is_native
+from plait.query.expr import Call, ColumnRef, Expr, Literal, may_fail
+from plait.query.types import FLOATS, INTEGRAL, TIMES, digits, is_native
 from plait.sql.catalyst.expressions import Node
 from plait.sql.join.task_expressions import (
     COMPARISONS,
@@ -28,7 +30,7 @@ from plait.sql.join.task_expressions import (
 
 _ARITHMETIC = {"Add": "+", "Subtract": "-", "Multiply": "*"}
 _DIVISIONS = {"Divide": "/", "IntegralDivide": "div", "Remainder": "mod"}
-_DIVIDED = {"/": ("double",), "div": ("bigint",), "mod": INTEGRAL}
+_DIVIDED = {"/": ("double",), "div": ("bigint",), "mod": (*INTEGRAL, *FLOATS)}
 _SIGNS = {"UnaryMinus": "neg", "Abs": "abs"}
 _BITS = {"BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^", "BitwiseNot": "~"}
 _LOGIC = {"And": "and", "Or": "or", "Not": "not"}
@@ -37,6 +39,12 @@ _CHOICES = {"Coalesce": "coalesce", "Greatest": "greatest", "Least": "least"}
 _TEXTS = {"Concat": "concat", "ConcatWs": "concatws"}
 _EPOCHS = {"UnixMicros": 1, "UnixMillis": 1_000, "UnixSeconds": 1_000_000}
 _DAYS = {"DateAdd": "addday", "DateSub": "subday", "DateDiff": "days"}
+_CALENDAR = {"Year": "year", "Month": "month", "DayOfMonth": "dayofmonth"}
+_SECONDS = ("UnixTimestamp", "ToUnixTimestamp")
+_UTC = re.compile(r"(UTC|GMT|UT|Z|Etc/UTC|Etc/GMT)([+-]0{1,2}(:?00){0,2})?", re.IGNORECASE)
+"""Zones in which a day begins where a multiple of 24 hours has passed since 1970."""
+_PLAIN_SCALE = 6
+"""Decimals with more digits behind the point are printed with an exponent where they are small."""
 _SHIFTS = ("TimestampAddInterval", "TimeAdd")
 _DEEPEST = 64
 """Levels of an expression that tasks evaluate: each takes a few of Python's frames."""
@@ -76,8 +84,9 @@ def _call(node: Node, args: tuple[Expr, ...]) -> Expr | None:
     if name in _TESTS:
         return Call(_TESTS[name], args, "boolean")
     if name == "In":
-        constants = all(isinstance(arg, Literal) for arg in args[1:])
-        return Call("in", args, "boolean") if constants and len(kinds) == 1 and len(args) > 1 else None
+        # Behind the first one that is equal, Spark evaluates none.
+        fails = any(map(may_fail, args[1:]))
+        return Call("in", args, "boolean") if not fails and len(kinds) == 1 and len(args) > 1 else None
     if name in _CHOICES:
         return Call(_CHOICES[name], args, node.type) if kinds == {node.type} else None
     if name in ("If", "CaseWhen"):
@@ -88,6 +97,11 @@ def _call(node: Node, args: tuple[Expr, ...]) -> Expr | None:
         return Call(_TEXTS[name], args, "string") if kinds == {"string"} and len(args) > 1 else None
     if name in _EPOCHS:
         return _since_1970(args[0], _EPOCHS[name]) if args[0].type == "timestamp" else None
+    if name in _SECONDS and args[0].type in TIMES:
+        # Rounded towards zero, and whatever the format is.
+        return Call("div?", (Call("micros", args[:1], "bigint"), Literal(1_000_000, "bigint")), "bigint")
+    if name in _CALENDAR:
+        return Call(_CALENDAR[name], args, node.type) if args[0].type == "date" else None
     if name in _DAYS:
         second = ("date",) if name == "DateDiff" else ("tinyint", "smallint", "int")
         return Call(_DAYS[name], args, node.type) if args[0].type == "date" and args[1].type in second else None
@@ -128,14 +142,30 @@ def _mode(node: Node) -> str | None:
 def _cast(node: Node, value: Expr) -> Expr | None:
     source, target = value.type, node.type
     exact = widens(source, target) or (source in INTEGRAL and target in FLOATS) or (source, target) == FLOATS
-    printed = target == "string" and source in (*INTEGRAL, "boolean", "string")
+    printed = target == "string" and (source in (*INTEGRAL, "boolean", "string") or _is_printed_plainly(source))
     if exact or printed or widens_decimal(node) or (source == "boolean" and target in INTEGRAL):
         return Call("cast", (value,), target)
+    if source in INTEGRAL and target in INTEGRAL and (mode := _mode(node)) is not None:
+        return Call("narrow" if mode == "ANSI" else "narrow%", (value,), target)
+    if target == "date" and (source == "timestamp_ntz" or (source == "timestamp" and _is_utc(node))):
+        return Call("day", (value,), target)
+    if (source, target) == ("date", "string"):
+        return Call("datetext", (value,), target)
     if source == "timestamp" and target == "bigint":
         return _since_1970(value, 1_000_000)
     if source == "timestamp" and target == "double":
         return Call("seconds", (value,), target)
     return None
+
+
+def _is_printed_plainly(kind: str) -> bool:
+    found = digits(kind)
+    return found is not None and found.scale <= _PLAIN_SCALE
+
+
+def _is_utc(node: Node) -> bool:
+    zone = node.unresolved.timeZoneId()
+    return bool(zone.isDefined() and _UTC.fullmatch(zone.get()))
 
 
 def _since_1970(time: Expr, unit: int) -> Call:

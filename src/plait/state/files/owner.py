@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 from plait.errors import CorruptionError, without_secrets
 from plait.state.files.storage import RESTORE, Files
-from plait.state.log.manifest import seal, unseal
+from plait.state.log.sealed import seal, unseal
 
 IDENTITY = "plait.json"
 

@@ -11,7 +11,7 @@ from typing import Any
 from plait.errors import CheckpointError
 from plait.query.layout import Layout
 from plait.state.files.storage import Files, numbered
-from plait.state.log.manifest import seal, unseal
+from plait.state.log.sealed import seal, unseal
 
 FOLDER = "catalog"
 KEPT = 8

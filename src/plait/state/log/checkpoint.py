@@ -41,17 +41,13 @@ from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import RESTORE, TEMPORARY, Files, make_private, numbered, storage_error
 from plait.state.log import takeover as takeovers
 from plait.state.log.manifest import (
-    FORMAT,
     LOG,
     LiveState,
     Manifest,
     ManifestLog,
     manifest_name,
-    refuse_newer,
-    refuse_older,
-    seal,
-    unseal,
 )
+from plait.state.log.sealed import FORMAT, refuse_newer, refuse_older, seal, unseal
 from plait.state.log.takeover import Takeover
 
 LOCK, OWNER, OWNER_LOCK = "driver.lock", "owner.json", "owner.lock"

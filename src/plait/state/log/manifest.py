@@ -2,8 +2,8 @@
 
 Contract.  `log/<epoch>.json` is created with put-if-absent; its creation is the commit of the epoch.  Epochs are
 numbered 0, 1, 2 … without gaps.  Every n-th manifest is a snapshot that lists all live segments and all result files
-in force, so a restart reads the newest snapshot and what follows, and nothing before it is needed any more.  A file
-begins with `plait-manifest <format> <xxh3-128 of the rest>`.
+in force, so a restart reads the newest snapshot and what follows, and nothing before it is needed any more.  Files
+are sealed (`state/log/sealed.py`).
 
 An *amendment* `log/<epoch>-<n>.json` is a snapshot of the state after that epoch, rewritten without a new epoch
 (`state/log/compact.py`); the newest one of an epoch stands for it.
@@ -19,25 +19,19 @@ A log of format 3, whose snapshots say nothing of results, is read whole until t
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import xxhash
-
 from plait.errors import CheckpointError, CorruptionError
 from plait.query.layout import Layout
 from plait.state.files.storage import RESTORE, Files, inside, numbered
+from plait.state.log.sealed import seal, unseal
 from plait.state.segments.filter_sets import Sets
 from plait.state.segments.segment import SegmentInfo
 
-FORMAT = 4
-"""The format that is written."""
-OLDEST_FORMAT = 3
-"""The oldest format that is still read: what it lacks takes defaults."""
 LOG, RECEIPTS = "log", "receipts"
 _ATTEMPTS = 5
 """How often the log is listed again because what was listed has been pruned meanwhile."""
@@ -460,43 +454,3 @@ def _overtaken(manifest: Manifest, amendment: str) -> CheckpointError:
         f"epoch {manifest.epoch} was committed while the state before it was being compacted into {amendment}",
         "stop both, delete that file, and start the engine again: nothing is lost, the compaction is undone",
     )
-
-
-def seal(kind: str, value: dict[str, Any]) -> bytes:
-    """A JSON object behind a line that names its kind, format and checksum."""
-    body = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-    return f"{kind} {FORMAT} {xxhash.xxh3_128_hexdigest(body)}\n".encode() + body
-
-
-def unseal(kind: str, data: bytes, where: str, code: str) -> dict[str, Any]:
-    """The inverse of `seal`; raises CorruptionError `code` if the bytes are not what was sealed."""
-    head, _, body = data.partition(b"\n")
-    words = head.split(b" ")
-    if len(words) != 3 or words[0] != kind.encode() or not words[1].isdigit():
-        raise CorruptionError(code, f"{where} does not begin as a {kind} file does", RESTORE)
-    if words[2] != xxhash.xxh3_128_hexdigest(body).encode():
-        raise CorruptionError(code, f"the bytes of {where} are not those that were written", RESTORE)
-    refuse_newer(int(words[1]), where)
-    refuse_older(int(words[1]), where)
-    value: dict[str, Any] = json.loads(body)
-    return value
-
-
-def refuse_newer(found: int, where: str) -> None:
-    """Raise if `where` is of a format this version does not know."""
-    if found > FORMAT:
-        raise CheckpointError(
-            "FORMAT_NEWER",
-            f"{where} has format {found}; this version of plait reads formats up to {FORMAT}",
-            "upgrade plait",
-        )
-
-
-def refuse_older(found: int, where: str) -> None:
-    """Raise if `where` is of a format that this version no longer reads."""
-    if found < OLDEST_FORMAT:
-        raise CheckpointError(
-            "FORMAT_OLDER",
-            f"{where} has format {found}; this version of plait reads formats from {OLDEST_FORMAT} to {FORMAT}",
-            "finish with the version that wrote it, or start on a new checkpoint",
-        )

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 from plait.errors import CorruptionError, PlaitError
 from plait.state.files.storage import Files
-from plait.state.log.manifest import seal, unseal
+from plait.state.log.sealed import seal, unseal
 
 FOLDER = "parked"
 PARKED = "parked"
@@ -36,7 +36,7 @@ class ParkedQuery:
     cause: str
     remedy: str
     status: str = PARKED
-    """`failed` once it missed more than may be kept: its missed rows are gone."""
+    """`failed` once it missed more than may be kept, or could not be computed: its missed rows are gone."""
     before_ms: Mapping[str, int] | None = None
     """Of an answer: what watermarks were made of before the first missed epoch; None if it had begun with that."""
     asked: str = ""

@@ -45,6 +45,11 @@ class Request:
     """Kind and options; None keeps the rows in the checkpoint."""
     skip: bool = False
     """Of `resume`: without what the query missed."""
+    max_rows_per_epoch: int | None = None
+    max_state: str | None = None
+    """Limits as `engine.query` takes them; of `resume`, others than before, if there are any."""
+    dry_run: bool = False
+    """Of `add` and `replace`: it is only told what the change would do."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def to_json(self) -> bytes:
@@ -64,6 +69,8 @@ class Answer:
     code: str = ""
     cause: str = ""
     remedy: str = ""
+    preview: Mapping[str, Any] | None = None
+    """What a change would do that was not to be made."""
 
     def to_json(self) -> bytes:
         """The content of its file."""
@@ -132,7 +139,13 @@ def _read(files: Files, id: str) -> Request | Answer:
     except (ValueError, TypeError, RecursionError) as error:
         return refused(f"cannot be read: {error}")
     texts = (request.operation, request.name, request.sql, request.since or "", request.output_mode or "")
-    if request.id != id or not all(isinstance(text, str) for text in texts) or request.skip not in (False, True):
+    limits = isinstance(request.max_rows_per_epoch, int | None) and isinstance(request.max_state, str | None)
+    plain = (
+        limits
+        and all(isinstance(text, str) for text in texts)
+        and all(f in (False, True) for f in (request.skip, request.dry_run))
+    )
+    if request.id != id or not plain:
         return refused("does not say what it asks for")
     if request.operation not in OPERATIONS:
         return refused(f"asks for {request.operation!r}, which is none of {', '.join(OPERATIONS)}")

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 
 from plait.errors import CheckpointError, CorruptionError
 from plait.state.files.storage import Files
-from plait.state.log.manifest import Manifest, ManifestLog, manifest_name, seal, unseal
+from plait.state.log.manifest import Manifest, ManifestLog, manifest_name
+from plait.state.log.sealed import seal, unseal
 
 FENCE = "fence"
 _KIND = "plait-takeover"

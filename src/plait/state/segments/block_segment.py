@@ -26,9 +26,9 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -37,7 +37,7 @@ import pyarrow as pa
 import xxhash
 
 from plait.errors import CorruptionError
-from plait.kernels import I64, U64
+from plait.kernels import I64, U64, Flags
 from plait.kernels.filters import ask_filter, build_filter
 from plait.kernels.runs import STRIDE, fence, lookup_fenced
 from plait.query.store import Store
@@ -47,6 +47,7 @@ from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import RESTORE
 from plait.state.segments.block_cache import CACHE
 from plait.state.segments.columns import schema_in_utc, single, take
+from plait.state.segments.other_keys import Index, called, hashes_by, index_of, searched_in
 from plait.state.segments.run import METER, NOTHING, Found, ends_of, first_from, within
 from plait.state.segments.segment import Origin, SegmentInfo, Summary, new_path, writing
 
@@ -77,6 +78,8 @@ class DeepWriter:
         self._out, self._summary = out, summary
         self._schema = pa.schema([pa.field(f.name, f.type) for f in schema])
         self._hashes: list[U64] = []
+        self._others: dict[str, list[tuple[U64, Flags | None]]] = {}
+        """Hashes by the other keys that the store is searched by, and where they are NULL."""
         self._held: list[pa.Table] = []
         self._ends: list[int] = []
         self._sizes: list[int] = []
@@ -96,6 +99,8 @@ class DeepWriter:
         """Adds rows that follow those before in hash order."""
         self._summary.add(hashes, table)
         self._hashes.append(hashes)
+        for key in searched_in(table, self._summary.store):
+            self._others.setdefault(called(key.columns), []).append(hashes_by(table, key))
         if self._schema.names:
             self._held.append(table.select(self._schema.names).cast(self._schema))
             self._write_blocks(sum(t.num_rows for t in self._held) // self.block_rows)
@@ -135,6 +140,10 @@ class DeepWriter:
             "sizes": np.array(self._sizes, np.uint64),
             "sums": np.array(self._sums, np.uint64),
         }
+        for name, pieces in self._others.items():
+            nulls = np.concatenate([np.zeros(len(h), np.bool_) if n is None else n for h, n in pieces])
+            by, numbers = index_of(np.concatenate([h for h, _ in pieces]), nulls if nulls.any() else None)
+            parts |= {f"hash by{name}": by, f"row by{name}": numbers.astype(np.uint64)}
         for name, words in parts.items():
             out.write(b"\0" * (-out.size % 64))
             index[name] = [out.size, len(words)]
@@ -181,6 +190,8 @@ class DeepSegment:
     first: int = 0
     copied: bool = False
     """The file is a copy: one that is damaged is deleted, so that another comes."""
+    indexes: Mapping[str, Index] = field(default_factory=dict)
+    """By other keys."""
 
     @classmethod
     def of(cls, path: str, content: pa.Buffer, copied: bool = False) -> DeepSegment:
@@ -208,6 +219,11 @@ class DeepSegment:
             block_rows=index["block_rows"],
             width=index["width"],
             copied=copied,
+            indexes={
+                name.removeprefix("hash by"): (words(name), words(name.replace("hash", "row", 1)))
+                for name in index
+                if name.startswith("hash by")
+            },
         )
 
     def check(self) -> None:
@@ -228,6 +244,10 @@ class DeepSegment:
     def trimmed(self, first: int) -> DeepSegment:
         """Without the rows before number `first`."""
         return self if first == self.first else replace(self, first=first)
+
+    def index(self, columns: Sequence[str]) -> Index | None:
+        """The index by other columns, if there is one; it has the rows before `first` as well."""
+        return self.indexes.get(called(columns))
 
     def may_have(self, probes: U64) -> int:
         """How many of these sorted hashes the filter does not deny."""

@@ -93,6 +93,21 @@ def from_raw(kind: pa.DataType, values: npt.NDArray[np.generic]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
+def decimals(unscaled: pa.Array, precision: int, scale: int) -> pa.Array:
+    """Decimals of these unscaled 64-bit values.
+
+    >>> decimals(pa.array([-150, None], pa.int64()), 9, 2).to_pylist()
+    [Decimal('-1.50'), None]
+    """
+    rows, begin = len(unscaled), unscaled.offset
+    low = np.frombuffer(unscaled.buffers()[1] or b"", np.int64)[begin : begin + rows]
+    words = np.empty((rows, 2), np.int64)
+    words[:, 0] = low
+    words[:, 1] = low >> 63
+    valid = unscaled.is_valid().buffers()[1] if unscaled.null_count else None
+    return pa.Array.from_buffers(pa.decimal128(precision, scale), rows, [valid, pa.py_buffer(words)])
+
+
 def take_table(table: pa.Table, rows: Rows) -> pa.Table:
     """All columns of `table[rows]`."""
     return pa.table(take([single(c) for c in table.columns], rows), schema=table.schema)

@@ -12,6 +12,7 @@ from decimal import Decimal
 from functools import partial, reduce
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -116,8 +117,70 @@ def _integer_divided(fails: str | None, _call: Call, left: Value, right: Value) 
 def _remainder(fails: str | None, _call: Call, left: Value, right: Value) -> Value:
     """With the sign of the dividend.  −1 and 1 leave the same remainder, and 1 never overflows."""
     divisor = _divisor(fails, left, right)
+    if pa.types.is_floating(right.type):
+        return _by_numpy(np.fmod, left, divisor)
     divisor = pc.if_else(pc.equal(divisor, pa.scalar(-1, right.type)), pa.scalar(1, right.type), divisor)
     return pc.subtract(left, pc.multiply(pc.divide(left, divisor), divisor))
+
+
+def _by_numpy(function: Any, left: Value, right: Value) -> Value:
+    """A function of two floating-point numbers that Arrow does not have."""
+    kind, missing = right.type, pc.or_(pc.is_null(left), pc.is_null(right))
+    if isinstance(missing, pa.Scalar):
+        return pa.scalar(None if missing.as_py() else function(*(v.as_py() for v in (left, right))), kind)
+    sides = [
+        np.float64(v.as_py() or 0) if isinstance(v, pa.Scalar) else pc.fill_null(v, 0).to_numpy() for v in (left, right)
+    ]
+    with np.errstate(all="ignore"):
+        found = function(*(np.asarray(side, kind.to_pandas_dtype()) for side in sides))
+    return pc.if_else(missing, pa.scalar(None, kind), pa.array(found, kind))
+
+
+def _narrowed(call: Call, value: Value) -> Value:
+    """An integer in a type that may be too narrow for it."""
+    kind = inner_type(call.type)
+    least = _LEAST[kind]
+    outside = pc.or_(pc.less(value, pa.scalar(least, value.type)), pc.greater(value, pa.scalar(-1 - least, value.type)))
+    _refused(outside, "cast overflow")
+    return value.cast(kind, safe=False)
+
+
+def _day(_call: Call, micros: Value) -> Value:
+    """The day in UTC."""
+    return _floor_divided(_call, micros, pa.scalar(86_400 * _MICROS, pa.int64())).cast(pa.int32()).cast(pa.date32())
+
+
+def _civil(days: int) -> tuple[int, int, int]:
+    """Year, month and day of a number of days since 1970, in the calendar that Spark has for all times.
+
+    >>> _civil(0), _civil(-1), _civil(19_782)
+    ((1970, 1, 1), (1969, 12, 31), (2024, 2, 29))
+    """
+    # A year that begins in March ends with its leap day.
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    return (
+        400 * era + year + (month >= 10),
+        month + 3 if month < 10 else month - 9,
+        day - (153 * month + 2) // 5 + 1,
+    )
+
+
+def _date_text(days: int) -> str:
+    year, month, day = _civil(days)
+    sign = "-" if year < 0 else "+" if year > 9999 else ""
+    return f"{sign}{abs(year):04d}-{month:02d}-{day:02d}"
+
+
+def _of_days(function: Callable[[int], Any], call: Call, dates: Value) -> Value:
+    """A function of dates, computed once for each."""
+    kind = inner_type(call.type)
+    if isinstance(dates, pa.Scalar):
+        return pa.scalar(function(dates.cast(pa.int32()).as_py()) if dates.is_valid else None, kind)
+    known = dates.cast(pa.int32()).dictionary_encode()
+    return pa.array([function(day) for day in known.dictionary.to_pylist()], kind).take(known.indices)
 
 
 def _checked(function: Callable[..., Value], _call: Call, value: Value) -> Value:
@@ -204,5 +267,12 @@ _OPERATORS: dict[str, Callable[..., Value]] = {
     "concat": _concat,
     "concatws": _concat_ws,
     "cast": _cast,
+    "narrow": _narrowed,
+    "narrow%": lambda call, value: value.cast(inner_type(call.type), safe=False),
+    "day": _day,
+    "datetext": partial(_of_days, _date_text),
+    "year": partial(_of_days, lambda days: _civil(days)[0]),
+    "month": partial(_of_days, lambda days: _civil(days)[1]),
+    "dayofmonth": partial(_of_days, lambda days: _civil(days)[2]),
     "unscaled": _unscaled,
 }

@@ -7,8 +7,8 @@ blocks.  Probing and sampling see this much and no more, so a run's format is it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 from plait.kernels import I64, U64
 from plait.kernels.runs import lookup, merge_order
 from plait.state.segments.columns import single, take, take_table
+from plait.state.segments.other_keys import Index, called
 
 
 @dataclass(slots=True)
@@ -110,6 +111,8 @@ class MemoryRun:
     first: int = 0
     ends: tuple[int, int] | None = None
     """The first and the last hash, where they are known: looking costs a page of the map each."""
+    indexes: Mapping[str, Index] = field(default_factory=dict)
+    """By other keys."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -142,6 +145,10 @@ class MemoryRun:
         rows = rows - self.first if self.first else rows
         return take([single(self.table.column(name)) for name in names], rows)
 
+    def index(self, columns: Sequence[str]) -> Index | None:
+        """The index by other columns, if there is one; it has the rows before `first` as well."""
+        return self.indexes.get(called(columns))
+
     def slice(self, begin: int, end: int) -> pa.Table:
         """All columns of the rows `begin` … `end` − 1."""
         return self.table.slice(begin - self.first, end - begin)
@@ -154,7 +161,7 @@ class MemoryRun:
     def trimmed(self, first: int) -> MemoryRun:
         """Without the rows before number `first`."""
         skip = first - self.first
-        return self if not skip else MemoryRun(self.hashes[skip:], self.table.slice(skip), first)
+        return self if not skip else MemoryRun(self.hashes[skip:], self.table.slice(skip), first, indexes=self.indexes)
 
 
 def together(pieces: Sequence[tuple[U64, pa.Table]]) -> MemoryRun:

@@ -35,6 +35,7 @@ from plait.state.files.checksummed_file import ChecksummedFile
 from plait.state.files.segment_home import SegmentHome
 from plait.state.files.storage import inside, storage_error, sync_directory
 from plait.state.segments.filter_sets import Sets
+from plait.state.segments.other_keys import index_columns, searched_in
 
 NO_SETS = Sets()
 
@@ -90,6 +91,13 @@ class SegmentInfo:
     def deep(self) -> bool:
         """Whether its rows lie in compressed blocks."""
         return self.path.endswith(".deep")
+
+    def overlaps(self, times: tuple[int | None, int | None]) -> bool:
+        """The zone map: whether rows can have such event times, both ends included; None is unbounded."""
+        low, high = times
+        if self.min_time is None or self.max_time is None:
+            return True
+        return (low is None or self.max_time >= low) and (high is None or self.min_time <= high)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value; `from_json` gives the info back."""
@@ -232,9 +240,13 @@ def write_segment(
     assert rows > 0, "a segment without rows is never written"
     # A store that keeps nothing but the hash has tables without columns, and Arrow does not count their rows.
     assert not table.num_columns or table.num_rows == rows, f"{table.num_rows} rows but {rows} hashes"
+    # What an epoch adds is merged soon, with an index then.
+    indexes = index_columns(table, searched_in(table, store)) if tier else {}
     columns = [pa.chunked_array([pa.array(hashes, pa.uint64())]), *table.combine_chunks().columns]
+    columns += [pa.chunked_array([values]) for values in indexes.values()]
+    names = [HASH, *table.column_names, *indexes]
     # Plain fields: segments of one store must agree in schema, whatever their rows came from.
-    schema = pa.schema([pa.field(n, c.type) for n, c in zip([HASH, *table.column_names], columns, strict=True)])
+    schema = pa.schema([pa.field(n, c.type) for n, c in zip(names, columns, strict=True)])
     path = new_path(store, "arrow")
     with writing(home, path, sync) as out, pa.ipc.new_file(pa.PythonFile(out, mode="w"), schema) as writer:
         writer.write_table(pa.Table.from_arrays(columns, schema=schema))

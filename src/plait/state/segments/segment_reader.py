@@ -30,6 +30,7 @@ from plait.state.files.segment_home import ATTEMPTS, SegmentHome, wiped
 from plait.state.files.storage import RESTORE, create_file
 from plait.state.segments.block_segment import DeepSegment
 from plait.state.segments.columns import in_utc
+from plait.state.segments.other_keys import split
 from plait.state.segments.run import MemoryRun, ends_of
 from plait.state.segments.segment import SegmentInfo
 
@@ -124,7 +125,8 @@ def _map(full: str, info: SegmentInfo, identity: _Identity, verified_dir: str | 
     # Columns beyond 2 GB of text do not fit one batch; then, and only then, this copies.
     array = hashes.chunk(0) if hashes.num_chunks == 1 else hashes.combine_chunks()
     values = array.to_numpy()
-    return MemoryRun(values, in_utc(table.drop_columns([HASH])), ends=ends_of(values))
+    rows, indexes = split(table.drop_columns([HASH]))
+    return MemoryRun(values, in_utc(rows), ends=ends_of(values), indexes=indexes)
 
 
 def _missing(full: str, info: SegmentInfo) -> CorruptionError:
