@@ -26,6 +26,8 @@ from tests.runtime.test_changes_property import check as check_changes
 from tests.runtime.test_rewiring import Wired
 from tests.share.streams import joined, rows, streams
 
+# A process that is killed closes no file; here it lives on.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 COMMON = settings(
     deadline=None,
     derandomize=True,
