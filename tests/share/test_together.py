@@ -15,7 +15,8 @@ from plait.query.graph import JoinGraph
 from plait.query.plan import Plan
 from plait.share.planner import Planner
 from plait.share.probe_trees import build_plan
-from plait.share.together import InForce, together
+from plait.share.step_cost import Probe, Standing
+from plait.share.together import InForce, RunningCost, together
 from plait.testing import LocalEngine
 from tests.share.streams import joined, rows, streams
 
@@ -68,6 +69,16 @@ def test_without_time_there_are_orders_all_the_same() -> None:
         assert {d: sorted([d, *o]) for d, o in found.orders[name].items()} == {
             a.name: sorted(b.name for b in graph.aliases) for a in graph.aliases
         }
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_tuples_are_never_sent_where_they_carry_no_key_not_even_within_one_task(tasks: int) -> None:
+    cost = RunningCost(Coefficients(), parallelism=tasks)
+    routed, broadcast = (
+        cost.step(Probe(1, 1e6, 1e6, 1e6, routed, frozenset("k"), None), Standing()) for routed in (True, False)
+    )
+    # As many tuples would find as many rows; but no plan can make that probe.
+    assert broadcast.cost > 10 * routed.cost
 
 
 def test_a_setting_that_is_not_known_lists_those_that_are() -> None:

@@ -70,6 +70,8 @@ class Candidates:
     """Whether intermediate results may be kept."""
     copies: bool = True
     """Whether a store may be kept by several keys; the paper has one."""
+    nested: bool = True
+    """Whether MIRs may be computed from other MIRs."""
     stored: frozenset[tuple[str, tuple[str, ...]]] | None = None
     """(relation, columns): the stores of relations that there are; None: any."""
     parts: Parts = field(default_factory=Parts, compare=False, repr=False)
@@ -94,7 +96,9 @@ class Candidates:
         """What a probe of this sub-join can join at once: each relation, and each MIR but the whole."""
         found = self._pieces.get(join)
         if found is None:
-            if self.mirs and self.considers_mirs(join):
+            # The orders of a query compute a MIR too if that joins the same.
+            nested = self.nested or any(query.join == join for query in self.workload.queries)
+            if self.mirs and nested and self.considers_mirs(join):
                 found = tuple(mask for mask in join.connected if mask != join.everything)
             else:
                 found = tuple(1 << i for i in range(len(join.leaves)))

@@ -29,6 +29,8 @@ class Trees:
     parts: Parts
     pieces: Callable[[SubJoin], tuple[int, ...]]
     """`Candidates.pieces`."""
+    nested: bool = True
+    """Whether MIRs may be computed from other MIRs, as every inner node of a tree is."""
     _has_trees: dict[SubJoin, bool] = field(default_factory=dict)
     _arcs: dict[int, Arcs] = field(default_factory=dict)
 
@@ -63,7 +65,8 @@ class Trees:
         if found is None:
             pieces = self.pieces(join)
             parts = [self.parts.part(join, mask).join for mask in (*pieces, join.everything)]
-            found = any(mask.bit_count() > 1 for mask in pieces) and not any(part.automorphisms for part in parts)
+            has_mirs = self.nested and any(mask.bit_count() > 1 for mask in pieces)
+            found = has_mirs and not any(part.automorphisms for part in parts)
             self._has_trees[join] = found
         return found
 

@@ -56,7 +56,7 @@ def plan_of(
 ) -> SharedPlan:
     """The plan of a problem; `compare` also plans each query alone, to tell what sharing saves."""
     queries, parts = candidates.workload.queries, candidates.parts
-    trees = Trees(problem, parts, candidates.pieces)
+    trees = Trees(problem, parts, candidates.pieces, candidates.nested)
     solved = solve(problem, trees, seconds=seconds, gap=gap, solver=solver)
     reasons = [
         f"query {name} has too many candidates to be planned with the others: it keeps one order per driver"

@@ -80,6 +80,8 @@ class Planner:
         self._learnt = False
         self._report: OptimiserReport | None = None
         self._unsampled: frozenset[int] = frozenset()
+        self._renumbered = False
+        """Whether the nodes of the last epoch's plan are not those of the plan in force."""
         self._exchanged = True
         self._counted: Counted = {}
 
@@ -106,6 +108,7 @@ class Planner:
     def looked(self) -> None:
         """The epoch of the first looks is committed, and MIRs are filled."""
         if self.layout.looks or self.layout.fills:
+            self._renumbered = True
             self._arrange(replace(self.layout, looks={}, fills=frozenset()))
 
     def _arrange(self, layout: Arrangement) -> None:
@@ -135,7 +138,9 @@ class Planner:
         if not self.adaptive:
             return False
         self._begun = now if self._begun is None else self._begun
-        self._period.add(observed)
+        # What was counted under the plan of first looks belongs to no node of this one.
+        self._period.add(replace(observed, edges={}) if self._renumbered else observed)
+        self._renumbered = False
         self._exchanged = observed.exchanged
         if not self._is_over(now):
             return False

@@ -134,13 +134,18 @@ class Statistics:
     """What `values` were at the last switch; empty before the first period."""
     coefficients: Coefficients
     exchanged: bool = True
-    """Whether tuples that travel go from task to task."""
+    """Whether tuples that travel go from task to task; in a single task no exchange is paid for."""
     seen: Mapping[str, float] = field(default_factory=dict)
     """Rows by relation, of all periods."""
     made: Mapping[str, float] = field(default_factory=dict)
     """Results by query, of all periods."""
     views: Views = field(default_factory=dict)
     """Those of earlier periods."""
+
+    @property
+    def prices(self) -> Coefficients:
+        """What the next period's work costs."""
+        return self.coefficients if self.exchanged else replace(self.coefficients, alpha_h=0.0)
 
 
 @dataclass(frozen=True)
@@ -227,8 +232,7 @@ def _views(
 
 def _view(graph: JoinGraph, driver: str, forecast: QueryForecast, statistics: Statistics, config: Config) -> DriverView:
     model = config.probe if config.cost_model == "engine" else config.cost_model
-    prices = statistics.coefficients if statistics.exchanged else replace(statistics.coefficients, alpha_h=0.0)
-    return driver_view(graph, driver, forecast, prices, model=model, variant=config.cost_variant)
+    return driver_view(graph, driver, forecast, statistics.prices, model=model, variant=config.cost_variant)
 
 
 def _switches(
@@ -265,7 +269,7 @@ def _chosen_together(
     }
     now = InForce(orders, [for_leads(keep, leads) for keep in kept])
     tasks = 2 if statistics.exchanged else 1
-    found = together(leads, forecasts, now, statistics.coefficients, tasks=tasks, seconds=config.sharing_seconds)
+    found = together(leads, forecasts, now, statistics.prices, tasks=tasks, seconds=config.sharing_seconds)
     gain = (found.before - found.cost) * HORIZON_PERIODS * max(1, config.replan_epochs)
     if not _pays(config, found.before, found.cost) or gain <= found.building:
         return () if kept else alone, None, found.reasons

@@ -37,17 +37,14 @@ UNROUTED_NS = 1e10
 class RunningCost(EngineCost):
     """The engine's prices where the stores of streams, and the ways to them, are there whatever the orders are."""
 
-    fewer: bool = False
-    """Whether stores that an order could use are left out."""
-
     def store(self, kept: Kept) -> tuple[float, tuple[Once, ...]]:
         """Of a MIR's store; that of a stream costs nothing more."""
         return (0.0, ()) if kept.edge is not None else super().store(kept)
 
     def step(self, probe: Probe, standing: Standing) -> Price:
-        """Tuples go where the store is that they carry the key of, and nowhere else."""
+        """Tuples go where the store is that they carry the key of, and nowhere else, even if there is one task only."""
         price = super().step(probe, standing)
-        return price if probe.routed or not self.fewer else replace(price, cost=price.cost + UNROUTED_NS)
+        return price if probe.routed else replace(price, cost=price.cost + UNROUTED_NS)
 
     def _sent(self, edge: tuple[str, tuple[str, ...]], rows: float) -> Once:
         return Once(("edge", *edge), 0.0)
@@ -91,8 +88,9 @@ def together(
     """The cheapest orders and MIRs for these queries that are found in time; those in force if nothing better is."""
     bare = {name: _bare(graph) for name, graph in leads.items()}
     stored = _stored(leads)
-    cost = RunningCost(coefficients, parallelism=max(1, tasks), fewer=stored is not None)
-    candidates = Candidates(workload(bare, forecasts), cost, mirs=mirs, stored=stored)
+    cost = RunningCost(coefficients, parallelism=max(1, tasks))
+    # Rows of a MIR come from probes of its members' own stores (`share/feeds.py`).
+    candidates = Candidates(workload(bare, forecasts), cost, mirs=mirs, nested=False, stored=stored)
     built = problem(candidates, now.orders)
     before = cost_of(built, candidates.workload.queries, now)
     plan = plan_of(candidates, built, seconds=seconds, compare=False)
