@@ -18,8 +18,10 @@ from plait.catalog.settings import refuse_changed_meaning
 from plait.config import Config
 from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
+from plait.explain_sharing import Measured
 from plait.launching import Launching
 from plait.queries import Desk, QueryHandle
+from plait.query.layout import shown
 from plait.query.plan import Plan
 from plait.registry import Registry
 from plait.run import Run
@@ -270,7 +272,22 @@ class Engine(Launching):
                 for n in ([name] if name else self._registered.queries)
             )
         now = self._planned()
-        return explain(now.plan, now.graphs, self._registered.relations, format, now.optimiser, now.catalog)
+        relations = self._registered.relations
+        return explain(now.plan, now.graphs, relations, format, now.optimiser, now.catalog, self._measured(now))
+
+    def _measured(self, now: Snapshot) -> Measured:
+        """What rests in the stores, and what the last epoch counted if it had the plan that is in force."""
+        live = self._live if self._run is None else self._run.live
+        sizes = {
+            store: (sum(info.rows for info in infos), sum(info.live_bytes for info in infos))
+            for store, infos in live.segments.items()
+        }
+        last = None if self._run is None else self._run.newest
+        orders = {shown(q.name): {alias: list(order) for alias, order in q.orders} for q in now.plan.queries}
+        there = {node.id for node in now.plan.nodes()}
+        if last is None or last.orders != orders or not there.issuperset(last.edges):
+            return Measured(sizes)
+        return Measured(sizes, last.edges)
 
     def _planned(self) -> Snapshot:
         """What is in force for all registered queries; made anew when something has been registered or dropped."""

@@ -9,6 +9,7 @@ from plait.catalog.catalog import Catalog
 from plait.errors import ConfigError
 from plait.explain_forest import forest
 from plait.explain_picture import picture
+from plait.explain_sharing import Measured, kept_for_ever, savings
 from plait.query.graph import JoinGraph
 from plait.query.layout import relations_of
 from plait.query.plan import Plan
@@ -30,10 +31,11 @@ def explain(
     format: str,
     optimiser: OptimiserReport | None = None,
     catalog: Catalog | None = None,
+    measured: Measured | None = None,
 ) -> str:
     """What the engine will do, for people (`text`), programs (`json`) or Graphviz (`dot`).
 
-    `optimiser` is the planner's report; the text shows what it has learnt, if anything.
+    `optimiser` is the planner's report; the text shows what it has learnt, if anything, and what was `measured`.
     """
     if format == "json":
         return plan.to_json()
@@ -41,7 +43,8 @@ def explain(
         return "\n".join(picture(plan)) + "\n"
     if format != "text":
         raise ConfigError("EXPLAIN_FORMAT", f"there is no format {format!r}", f"use one of: {', '.join(FORMATS)}")
-    lines = [*_text(plan, graphs, relations), *_catalog_text(catalog), *_optimiser_text(optimiser)]
+    lines = [*_text(plan, graphs, relations), *savings(plan, measured or Measured())]
+    lines += [*_catalog_text(catalog), *_optimiser_text(optimiser)]
     return "\n".join(lines) + "\n"
 
 
@@ -91,6 +94,7 @@ def _text(plan: Plan, graphs: Mapping[str, JoinGraph], relations: Mapping[str, R
                 else "stands for it, behind what brings the rest"
             )
             yield f"  no {left.relation}[{key}]: {left.relation}[{other}] {how}"
+    yield from kept_for_ever(plan, graphs, relations)
     yield ""
     yield "Probe trees"
     yield from forest(plan)

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from plait.errors import PlaitError
+from plait.query.progress import Progress
 from plait.runtime.driver.driver import Driver
 from plait.runtime.driver.epoch import has_idle_work, run_epoch, run_idle
 from plait.runtime.driver.stopping import Stopping
@@ -102,6 +103,12 @@ class Run:
     def live(self) -> LiveState:
         """What is committed."""
         return self._now.driver.now.live
+
+    @property
+    def newest(self) -> Progress | None:
+        """The newest report of an epoch, without Spark's own parts."""
+        reports = self._now.driver.feedback.progress
+        return reports[-1] if reports else None
 
     # ------------------------------------------------------------ changes
 

@@ -48,6 +48,18 @@ def keep_us(graph: JoinGraph, relations: Mapping[str, Relation]) -> dict[str, in
     return {alias.name: _reach(graph, relations, bounds, alias, graph.aliases) for alias in graph.aliases}
 
 
+def unbounded(graph: JoinGraph, relations: Mapping[str, Relation], name: str) -> str:
+    """Why rows of an alias can always be reached by new rows; empty if they cannot, or if nothing is joined."""
+    alias, bounds = graph.alias(name), upper_bounds(graph)
+    if len(graph.aliases) < 2 or _reach(graph, relations, bounds, alias, graph.aliases) is not None:
+        return ""
+    untimed = [a.relation for a in graph.aliases if relations[a.relation].time_column is None]
+    if untimed:
+        return f"{', '.join(dict.fromkeys(untimed))} {'has' if len(set(untimed)) == 1 else 'have'} no watermark"
+    late = [other.name for other in graph.aliases if other.name != name and (other.name, name) not in bounds]
+    return f"no window ends how much later than {name} rows of {', '.join(late)} may be"
+
+
 def final_us(graph: JoinGraph, relations: Mapping[str, Relation], name: str, tables: Container[str]) -> int | None:
     """Microseconds that the watermark must be past an event time of an alias until no result with it can come.
 
