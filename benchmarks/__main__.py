@@ -112,6 +112,21 @@ def sets(
 
 
 @app.command()
+def sharing(
+    quick: Quick = False,
+    sf: Scale = None,
+    out: Out = OUT,
+    epochs: Epochs = None,
+    part: Part = None,
+    who: Who = None,
+    repeat: Repeat = None,
+    memory: Heap = None,
+) -> None:
+    """Run five and ten multi-way joins over TPC-H apart and together, as paper 001 does: throughput and state."""
+    _run("sharing", out, Options(quick, sf, epochs, tuple(part or ()), tuple(who or ()), repeat, memory=memory))
+
+
+@app.command()
 def state(
     quick: Quick = False,
     sf: Scale = None,

@@ -8,12 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from plait.admission import Admission, Asked, admitted
+from plait.catalog.catalog import Catalog
+from plait.catalog.changes import Definition
+from plait.config import Config
 from plait.query.expr import ColumnRef
 from plait.query.graph import Alias, Equality, JoinGraph, Output
 from plait.query.relation import ColumnDef, Relation
 from plait.runtime.driver.sinks import Noop
 from plait.runtime.task.join_task import Work
 from plait.share.planner import Planner
+from plait.state.log.checkpoint import Checkpoint
 from plait.testing import Clock, LocalEngine
 
 QUERY = "q"
@@ -60,3 +65,26 @@ def local_engine(
             yield engine
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+@contextmanager
+def rewired_engine(
+    folder: Path, graphs: Mapping[str, JoinGraph], relations: Mapping[str, Relation], config: Config, clock: Clock
+) -> Iterator[LocalEngine]:
+    """An engine of several queries that drops their results; intermediate results come and go as its planner wishes."""
+    path = tempfile.mkdtemp(prefix="checkpoint-", dir=folder)
+    definitions = {n: Definition(n, n, n, {n: g}, "append", None, False, None) for n, g in graphs.items()}
+    asked = Asked(relations, frozenset(), definitions, stores=config.stores)
+    try:
+        with Checkpoint(path, config).open() as checkpoint:
+            before, live = Catalog(), checkpoint.log.live()
+            now = admitted(before, asked, live, "min", config.sharing)
+            admission = Admission(checkpoint, config, asked, now)
+            planner = admission.begin(live, None)
+            admission.put(before)
+        with LocalEngine(path, planner.plan, config, clock=clock, planner=planner, changes=admission) as engine:
+            admission.checkpoint = engine.checkpoint
+            engine.change(sinks={join: Noop() for join in planner.graphs})
+            yield engine
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

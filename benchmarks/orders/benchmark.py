@@ -28,6 +28,7 @@ from benchmarks.jobs import by_turns
 from benchmarks.options import Options, chosen, scale_factor
 from benchmarks.orders.drift import drift
 from benchmarks.orders.report import REPORT
+from benchmarks.orders.rewiring import rewiring
 from benchmarks.report import publish
 from benchmarks.tpcds import data
 from benchmarks.tpcds.workloads import FOUR
@@ -45,7 +46,7 @@ ORDERERS = ("fixed", "selectivity_first", "greedy", "dp_pick")
 ABLATIONS = ("query_cost_only", "match_cost_only", "no_smoothing")
 SWEPT = ("CrWrSrCu", "WrCuCrSr")
 """The two initial orders of the paper's Figures 4 and 5."""
-PARTS = ("iterative", "factorised", "ablations", "periods", "lengths", "drift")
+PARTS = ("iterative", "factorised", "ablations", "periods", "lengths", "drift", "rewiring")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +246,10 @@ def _drift(runner: Runner, setup: Setup) -> dict[str, Any]:
     return drift(runner.scratch, quick=setup.quick)
 
 
+def _rewiring(runner: Runner, setup: Setup) -> dict[str, Any]:
+    return rewiring(runner.scratch, quick=setup.quick)
+
+
 _MEASURE = {
     "iterative": _iterative,
     "factorised": _factorised,
@@ -252,4 +257,5 @@ _MEASURE = {
     "periods": _periods,
     "lengths": _lengths,
     "drift": _drift,
+    "rewiring": _rewiring,
 }

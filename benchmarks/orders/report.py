@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.orders.drift import draw_drift, drift_lines
+from benchmarks.orders.rewiring import draw_rewiring, rewiring_lines
 from benchmarks.report import Document, Part, Report, grouped_bars, table
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def lines(part: Part, document: Document) -> Iterator[str]:
     """The tables of one part."""
     if part["part"] == "drift":
         yield from drift_lines(part)
+    elif part["part"] == "rewiring":
+        yield from rewiring_lines(part)
     elif "runs" in part:
         yield from _compared_lines(part)
     else:
@@ -141,6 +144,8 @@ def draw(document: Document, figure: Figure) -> None:
     for (axes,), part in zip(grid, parts, strict=True):
         if part["part"] == "drift":
             draw_drift(part, axes)
+        elif part["part"] == "rewiring":
+            draw_rewiring(part, axes)
         elif "runs" in part:
             _draw_compared(axes, part)
         else:

@@ -12,7 +12,7 @@ import pytest
 from plait.runtime.spark import java
 from tests.serve.test_cli import ROOT, fake_java
 
-NAMES = ("tpcds", "tpch", "orders", "drivers", "ilp", "sets", "state")
+NAMES = ("tpcds", "tpch", "orders", "drivers", "ilp", "sets", "sharing", "state")
 
 
 def benchmarks(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ from benchmarks.drivers.arrivals import DATASETS, STREAMS, b_model
 from benchmarks.drivers.benchmark import Setup, drivers, fraction
 from benchmarks.drivers.report import REPORT, ranking
 from benchmarks.orders.drift import draw_drift, drift, drift_lines
+from benchmarks.orders.rewiring import draw_rewiring, rewiring, rewiring_lines
 from plait.config import DRIVER_POLICIES, Config
 from plait.errors import PlaitError
 from plait.share.planner import Planner
@@ -109,3 +110,15 @@ def test_the_drift_is_told_and_drawn(drifted: dict[str, Any]) -> None:
     axes = Figure().subplots()
     draw_drift(drifted, axes)
     assert [line.get_label() for line in axes.lines][:1] == ["static: best orders before the flip"]
+
+
+def test_a_join_that_becomes_tiny_is_kept_by_itself_and_rows_are_those_of_a_plain_count(tmp_path: Path) -> None:
+    part = rewiring(tmp_path, quick=True, rows=60, epochs=14) | {"part": "rewiring"}
+    for of in part["contestants"].values():
+        assert len(of["seconds"]) == 14
+    assert not any(part["contestants"]["orders"]["kept"])
+    assert part["summary"]["static"]["kept"] == ""
+    assert any("Before is epochs" in line for line in rewiring_lines(part))
+    figure = Figure()
+    draw_rewiring(part, figure.subplots())
+    assert figure.axes[0].get_ylabel() == "ms per epoch"
