@@ -25,7 +25,7 @@ from plait.runtime.task import prober
 from plait.share.mirs import keeps_of
 from plait.share.planner import Planner
 from plait.share.store_choice import StoreUse
-from plait.share.together import in_pieces
+from plait.share.together import RunningCost, in_pieces
 from plait.state.log import catalog_versions as catalogs
 from plait.state.log.checkpoint import Checkpoint
 from plait.testing import Clock, LocalEngine
@@ -148,9 +148,11 @@ def test_oracle_whatever_is_kept_after_any_epoch(
 ) -> None:
     """A planner that takes every gain, however small: intermediate results come and go between most epochs."""
     monkeypatch.setattr("plait.share.replan.HORIZON_PERIODS", 10**9)
+    # Keeping them costs nothing: with so few rows hardly any would be worth it.
+    monkeypatch.setattr(RunningCost, "store", lambda self, kept: (0.0, ()))
     seen: Counter[str] = Counter()
 
-    @settings(COMMON, max_examples=25)
+    @settings(COMMON, max_examples=50)
     @given(
         cases(kinds=("integral", "string"), most_aliases=4, most_queries=3, alike=(0, 2), rows=(24, 40), epochs=(6, 4))
     )
@@ -186,7 +188,7 @@ def test_oracle_whatever_is_kept_after_any_epoch(
     check()
     assert seen["failed"] == 0
     # Else nothing was tested.
-    assert seen["changed"] > 10
+    assert seen["changed"] > 10, seen
     assert seen["kept"] > 10
 
 

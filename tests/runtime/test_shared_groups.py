@@ -25,7 +25,7 @@ from plait.runtime.task.file_sets import query_table
 from plait.runtime.task.group_writer import merged
 from plait.runtime.task.partial import Partial, Slot
 from plait.runtime.task.shared_groups import SharedGroupWriter, each_query, fewest, groups_of_all
-from plait.runtime.task.shared_results import SHARED, Share, alike, write_shared
+from plait.runtime.task.shared_results import SHARED, Share, alike, rounds
 from plait.share.probe_trees import build_plan
 from plait.state.files.storage import LocalFiles
 from plait.state.log.manifest import ResultFile
@@ -232,7 +232,8 @@ def test_oracle_a_query_s_groups_are_those_with_its_bit(
     # A query's member is not its place.
     emits = [Emit(f"q{i}", (SlotColumn(0, "k"), SlotColumn(0, "x")), (), QUERIES - 1 - i) for i in range(QUERIES)]
     for chunk in chunks:
-        write_shared([(shares[emit.query], emit) for emit in emits], chunk_of(chunk))
+        for together, some in rounds([(shares[emit.query], emit) for emit in emits]):
+            together.write(some, chunk_of(chunk))
     for emit in emits:
         mine = [(k, x) for chunk in chunks for k, x, members in chunk if members >> emit.member & 1]
         files = shares[emit.query].close()

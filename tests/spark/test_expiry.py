@@ -65,7 +65,7 @@ def expected_sql(name: str) -> str:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("plait.engine.SteadyClock", lambda _: clock)
+    monkeypatch.setattr("plait.launching.SteadyClock", lambda _: clock)
     return clock
 
 

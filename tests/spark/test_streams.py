@@ -124,7 +124,7 @@ def test_an_idle_source_does_not_block_the_others(spark: SparkSession, tmp_path:
 
 def test_a_row_lives_as_long_as_its_ttl(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("plait.engine.SteadyClock", lambda _: clock)
+    monkeypatch.setattr("plait.launching.SteadyClock", lambda _: clock)
     streams = {n: ScriptedStream(spark, tmp_path / n, "id int, k int") for n in "ab"}
     with plait.Engine(spark, str(tmp_path / "checkpoint"), plait.Config(tasks=2)) as engine:
         engine.stream("a", streams["a"].frame(), ttl="10 seconds")
