@@ -247,6 +247,16 @@ class Config:
         return dataclasses.replace(self, **changes)
 
 
+def refuse_unproven(config: Config) -> None:
+    """Raises for what has once given wrong rows and has not been shown to be right since."""
+    if config.groups != "one":
+        raise ConfigError(
+            "UNPROVEN",
+            f"groups={config.groups!r} is not released: a long random test of it has given wrong rows",
+            "leave `groups` at `one`",
+        )
+
+
 def bytes_of(name: str, text: str) -> int:
     """A size as Spark writes it, in bytes.
 

@@ -16,7 +16,7 @@ from plait.admission import Snapshot
 from plait.attendant import REQUEST, Attendant
 from plait.catalog.catalog import Catalog
 from plait.catalog.settings import refuse_changed_meaning
-from plait.config import Config
+from plait.config import Config, refuse_unproven
 from plait.errors import PlaitError, QueryError, StreamError
 from plait.explain import explain, explain_stages
 from plait.explain_sharing import Measured
@@ -63,6 +63,7 @@ class Engine:
         self.spark = spark
         settings = {k: v for k, v in spark.sparkContext.getConf().getAll() if k.startswith("spark.plait.")}
         self.config = (config or Config()).with_spark_settings(settings)
+        refuse_unproven(self.config)
         self.checkpoint = Checkpoint(checkpoint, self.config).open()
         try:
             found = catalogs.newest(self.checkpoint.files)

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import plait
-from plait.errors import CorruptionError, PlaitError, QueryError, SourceError, StorageError, StreamError
+from plait.errors import ConfigError, CorruptionError, PlaitError, QueryError, SourceError, StorageError, StreamError
 from plait.testing import run_epochs
 from tests.oracle import Bag, bag
 from tests.spark.pair import Pair, told
@@ -68,6 +68,8 @@ def test_an_engine_is_used_in_the_right_order_with_the_right_things(spark: Spark
         told(caught.value, code)
 
     refused("SPARK_CONNECT", StreamError, lambda: plait.Engine(object(), checkpoint=str(tmp_path)))  # type: ignore[arg-type]
+    grouped = plait.Config(groups="auto")
+    refused("UNPROVEN", ConfigError, lambda: plait.Engine(spark, checkpoint=str(tmp_path), config=grouped))
     rate = spark.readStream.format("rate").load()
     sql = "SELECT a.value FROM a JOIN b ON a.value = b.value"
     with plait.Engine(spark, checkpoint=str(tmp_path)) as engine:
